@@ -1,0 +1,99 @@
+// The Atom of the host: memcpy, loops that the compiler vectorises, and 8-byte packets.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "atom/atom.h"
+#include "layout/dtypes.h"
+
+namespace purlin {
+
+struct CpuAtom {
+  using Word = uint32_t;
+  using Packet = uint64_t;  // payload below, flag above
+
+  // Ranks that meet on the host have checked already that they run the same call: no tag.
+  static Packet make_packet(Word word, uint64_t epoch, uint64_t /*tag*/) {
+    return (epoch << 32) | word;
+  }
+  static bool arrived(Packet packet, uint64_t epoch, uint64_t /*tag*/) {
+    return packet >> 32 == static_cast<uint32_t>(epoch);
+  }
+  static Word payload(Packet packet) { return static_cast<Word>(packet); }
+
+  static void put_packet(Packet* at, Packet packet) {
+    __atomic_store_n(at, packet, __ATOMIC_RELAXED);
+  }
+  static Packet get_packet(const Packet* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+
+  template <class Block>
+  static void copy(Block& block, char* dst, const char* src, const Plan& plan, Range range) {
+    const Range mine = part_of(block, range);
+    for_each_run(plan, mine, [&](int64_t to, int64_t from, int64_t bytes) {
+      // Short runs of whole elements: a constant size turns the call into one load and one store.
+      switch (bytes) {
+        case 4: std::memcpy(dst + to, src + from, 4); break;
+        case 8: std::memcpy(dst + to, src + from, 8); break;
+        case 16: std::memcpy(dst + to, src + from, 16); break;
+        default: std::memcpy(dst + to, src + from, bytes);
+      }
+    });
+  }
+
+  template <class T, class Acc, class Op, class Block>
+  static void reduce(Block& block, char* dst, const char* const* src, int world, const Plan& plan,
+                     Range range) {
+    const Range mine = part_of(block, range);
+    for_each_run(plan, mine, [&](int64_t to, int64_t from, int64_t bytes) {
+      fold_run<T, Acc, Op>(dst + to, src, world, from, bytes / static_cast<int64_t>(sizeof(T)));
+    });
+  }
+
+ private:
+  static constexpr int64_t kUnit = 64;  // threads of a block share a range in whole cache lines
+
+  template <class Block>
+  static Range part_of(const Block& block, Range range) {
+    const Range part = share(range.end - range.begin, kUnit, block.threads(), block.thread());
+    return {range.begin + part.begin, range.begin + part.end};
+  }
+
+  // Calls f(dst offset, src offset, bytes) for each contiguous piece of [begin, end).
+  template <class F>
+  static void for_each_run(const Plan& plan, Range range, F f) {
+    if (range.begin >= range.end) return;
+    int64_t row = range.begin / plan.run;
+    int64_t skip = range.begin % plan.run;
+    for (int64_t at = range.begin; at < range.end; ++row, skip = 0) {
+      const int64_t bytes = std::min(plan.run - skip, range.end - at);
+      f(plan.row_offset(plan.dst_stride, row) + skip, plan.row_offset(plan.src_stride, row) + skip,
+        bytes);
+      at += bytes;
+    }
+  }
+
+  template <class T, class Acc, class Op>
+  static void fold_run(char* dst, const char* const* src, int world, int64_t from, int64_t count) {
+    constexpr int64_t kTile = 1024;  // elements: accumulators stay in the first-level cache
+    Acc acc[kTile];
+    T tile[kTile];
+    for (int64_t done = 0; done < count; done += kTile) {
+      const int64_t n = std::min(kTile, count - done);
+      for (int q = 0; q < world; ++q) {
+        std::memcpy(tile, src[q] + from + done * sizeof(T), n * sizeof(T));
+        if (q == 0) {
+          for (int64_t i = 0; i < n; ++i) acc[i] = widen(tile[i]);
+        } else {
+          for (int64_t i = 0; i < n; ++i)
+            acc[i] = Op::fold(acc[i], static_cast<Acc>(widen(tile[i])));
+        }
+      }
+      for (int64_t i = 0; i < n; ++i) tile[i] = narrow<T>(acc[i]);
+      std::memcpy(dst + done * sizeof(T), tile, n * sizeof(T));
+    }
+  }
+};
+
+}  // namespace purlin

@@ -1,0 +1,154 @@
+// Runs one collective of virtual CPU devices once all ranks of its group have arrived.
+#include "domain/threads/meeting.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+
+#include "atom/cpu.h"
+#include "domain/threads/pool.h"
+#include "domain/threads/windows.h"
+#include "snac/host_block.h"
+
+namespace purlin::threads {
+namespace {
+
+using CpuCall = Call<CpuAtom::Packet>;
+constexpr int64_t kBytesPerBlock = 256 << 10;  // a piece of work worth another thread
+
+Windows& windows() {
+  static Windows* all = new Windows;
+  return *all;
+}
+
+GangQueue& gangs() {
+  static GangQueue* queue = new GangQueue;
+  return *queue;
+}
+
+CpuCall call_of(const Meeting& meeting, int rank) {
+  CpuCall call;
+  call.rank = rank;
+  call.world = static_cast<int>(meeting.ranks.size());
+  call.operands = static_cast<int>(meeting.plans.size());
+  for (int o = 0; o < call.operands; ++o)
+    call.operand[o] = {meeting.ranks[rank].src[o], meeting.ranks[rank].dst[o], meeting.plans[o]};
+  return call;
+}
+
+// Counts down from a number of tasks; the last one completes every promise, each from a task of its
+// own: completing a promise runs the rest of that device's program on the calling thread.
+class Countdown {
+ public:
+  Countdown(std::shared_ptr<Meeting> meeting, int64_t tasks)
+      : meeting_(std::move(meeting)), left_(tasks) {}
+
+  void arrive() {
+    if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    std::vector<Pool::Task> tasks;
+    for (size_t r = 0; r < meeting_->ranks.size(); ++r)
+      tasks.push_back([meeting = meeting_, r] { meeting->ranks[r].done(""); });
+    Pool::instance().post_gang(std::move(tasks));
+  }
+
+ private:
+  std::shared_ptr<Meeting> meeting_;
+  std::atomic<int64_t> left_;
+};
+
+int64_t bytes_of(const Meeting& meeting) {
+  int64_t bytes = 0;
+  for (const Plan& plan : meeting.plans) bytes += plan.bytes();
+  return bytes * static_cast<int64_t>(meeting.ranks.size());  // each rank reads from each
+}
+
+// The regime without waits: blocks of all ranks are pieces of work for as many threads as pay.
+template <class Consumer>
+void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
+  struct Work {
+    std::vector<CpuCall> calls;
+    const char* from[kMaxOperands][kMaxRanks] = {};
+    int blocks = 1;
+    std::atomic<int64_t> next{0};
+    std::unique_ptr<Countdown> countdown;
+  };
+  auto work = std::make_shared<Work>();
+  const int world = static_cast<int>(meeting->ranks.size());
+  for (int r = 0; r < world; ++r) {
+    work->calls.push_back(call_of(*meeting, r));
+    for (int o = 0; o < work->calls[r].operands; ++o) work->from[o][r] = meeting->ranks[r].src[o];
+  }
+  const int64_t by_size = (bytes_of(*meeting) + kBytesPerBlock - 1) / kBytesPerBlock;
+  work->blocks =
+      site.blocks > 0 ? site.blocks : static_cast<int>(std::clamp<int64_t>(by_size, 1, kMaxBlocks));
+  const int64_t pieces = static_cast<int64_t>(work->blocks) * world;
+  const int64_t threads = std::clamp<int64_t>(bytes_of(*meeting) * world / kBytesPerBlock, 1,
+                                              std::min<int64_t>(num_cores(), pieces));
+  work->countdown = std::make_unique<Countdown>(meeting, threads);
+  auto help = [work, pieces] {
+    HostShared shared(1);
+    for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
+      HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
+      meet<Consumer>(block, work->calls[i / work->blocks], work->from);
+    }
+    work->countdown->arrive();
+  };
+  if (threads > 1) Pool::instance().post_gang(std::vector<Pool::Task>(threads - 1, help));
+  help();
+}
+
+// The regimes that wait: every rank's blocks at the same time, as a gang.
+template <class Consumer>
+void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting) {
+  struct Rank {
+    CpuCall call;
+    std::deque<HostShared> shared;
+  };
+  const int world = static_cast<int>(meeting->ranks.size());
+  const int blocks = site.blocks > 0 ? site.blocks : 1;
+  auto countdown = std::make_shared<Countdown>(meeting, 1);
+  std::vector<Pool::Task> tasks;
+  for (int r = 0; r < world; ++r) {
+    auto rank = std::make_shared<Rank>();
+    rank->call = call_of(*meeting, r);
+    windows().attach(site.partition, meeting->group, rank->call);
+    for (int b = 0; b < blocks; ++b) {
+      rank->shared.emplace_back(1);
+      tasks.push_back([rank, b, blocks, regime = site.regime] {
+        HostBlock block(rank->shared[b], b, blocks);
+        if (regime == Regime::kPacket)
+          packet<CpuAtom, Consumer>(block, rank->call);
+        else
+          zero_staging<CpuAtom, Consumer>(block, rank->call);
+      });
+    }
+  }
+  gangs().post(std::move(tasks), [countdown] { countdown->arrive(); });
+}
+
+}  // namespace
+
+std::string refuse(const Site& site, const std::vector<Plan>& plans) {
+  const Collective& row = kCollectives[site.row];
+  if (!with_consumer<CpuAtom>(row, site.reduce, site.dtype, [](auto) {}))
+    return std::string(row.name) + " knows no " + site.reduce + " of " + site.dtype;
+  int64_t packets = 0;
+  for (const Plan& plan : plans) packets += Words<CpuAtom::Word, char>::count(plan);
+  if (site.regime == Regime::kPacket && packets > kPacketCapacity)
+    return "the packet regime holds " + std::to_string(kPacketCapacity) + " packets of " +
+           std::to_string(sizeof(CpuAtom::Word)) + " bytes for a peer, not " +
+           std::to_string(packets) + "; force zero_staging or leave the regime to the policy";
+  return "";
+}
+
+void run(const Site& site, std::shared_ptr<Meeting> meeting) {
+  with_consumer<CpuAtom>(kCollectives[site.row], site.reduce, site.dtype, [&](auto consumer) {
+    using Consumer = decltype(consumer);
+    if (site.regime == Regime::kMeet)
+      run_meet<Consumer>(site, meeting);
+    else
+      run_waiting<Consumer>(site, meeting);
+  });
+}
+
+}  // namespace purlin::threads

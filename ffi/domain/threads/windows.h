@@ -1,0 +1,34 @@
+// The windows of ranks that are threads of one process.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "atom/cpu.h"
+#include "snac/call.h"
+
+namespace purlin::threads {
+
+inline constexpr int64_t kPacketCapacity = 16384;  // packets from one source in one half
+
+// One window for each exact partition of the devices into groups: call sites of one partition share
+// it, and two partitions never do. Windows are never freed.
+class Windows {
+ public:
+  // Fills call.window for group `group` of `partition` (all groups, one after another).
+  void attach(const std::vector<int64_t>& partition, int group, Call<CpuAtom::Packet>& call);
+
+ private:
+  struct Owned {
+    Control control{};
+    std::unique_ptr<CpuAtom::Packet[]> packets;
+  };
+  using Key = std::pair<std::vector<int64_t>, std::pair<int, int>>;  // partition, (world, group)
+
+  std::mutex mutex_;
+  std::map<Key, std::vector<std::unique_ptr<Owned>>> owned_;
+};
+
+}  // namespace purlin::threads

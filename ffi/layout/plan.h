@@ -1,0 +1,60 @@
+// A box plan: where the bytes that one rank sends to one peer lie on both sides, as strided boxes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "layout/host_device.h"
+
+namespace purlin {
+
+inline constexpr int kMaxOuter = 3;
+
+// The source and the destination box of a (sender, receiver) pair have the same contiguous run and
+// the same outer extents, and differ in strides. The plan is the same for every pair: the block for
+// receiver d starts at d * src_step in the sender's input, and what sender q sent lands at
+// q * dst_step in the receiver's output. All figures are bytes; extents are counts, outermost
+// first.
+struct Plan {
+  int64_t run = 0;
+  int64_t extent[kMaxOuter] = {1, 1, 1};
+  int64_t src_stride[kMaxOuter] = {0, 0, 0};
+  int64_t dst_stride[kMaxOuter] = {0, 0, 0};
+  int64_t src_step = 0;
+  int64_t dst_step = 0;
+
+  PURLIN_HD int64_t rows() const { return extent[0] * extent[1] * extent[2]; }
+  PURLIN_HD int64_t bytes() const { return run * rows(); }
+  PURLIN_HD bool contiguous() const { return rows() == 1; }
+
+  // Byte offset, in the box with these strides, of row `row` in iteration order.
+  PURLIN_HD int64_t row_offset(const int64_t (&stride)[kMaxOuter], int64_t row) const {
+    const int64_t inner = row % extent[2];
+    const int64_t rest = row / extent[2];
+    return inner * stride[2] + (rest % extent[1]) * stride[1] + (rest / extent[1]) * stride[0];
+  }
+
+  // Byte offset, in the box with these strides, of byte `linear` in iteration order.
+  PURLIN_HD int64_t offset(const int64_t (&stride)[kMaxOuter], int64_t linear) const {
+    if (contiguous()) return linear;
+    return row_offset(stride, linear / run) + linear % run;
+  }
+};
+
+// The part [begin, end) of `bytes` that share `index` of `count` works on, in whole units.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+PURLIN_HD inline Range share(int64_t bytes, int64_t unit, int64_t count, int64_t index) {
+  const int64_t units = (bytes + unit - 1) / unit;
+  const int64_t base = units / count;
+  const int64_t extra = units % count;
+  const int64_t first = index * base + (index < extra ? index : extra);
+  const int64_t last = first + base + (index < extra ? 1 : 0);
+  const int64_t end = last * unit;
+  return {first * unit, end < bytes ? end : bytes};
+}
+
+}  // namespace purlin

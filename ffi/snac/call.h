@@ -1,0 +1,39 @@
+// Everything that one rank needs to run one collective: passed by value to a kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "layout/plan.h"
+#include "snac/window.h"
+
+namespace purlin {
+
+struct Operand {
+  const char* src = nullptr;
+  char* dst = nullptr;
+  Plan plan;
+};
+
+template <class Packet>
+struct Call {
+  int32_t rank = 0;
+  int32_t world = 1;
+  int32_t operands = 0;
+  uint64_t tag = 0;             // of the call site: ranks that run different calls must not meet
+  int64_t packet_capacity = 0;  // packets from one source in one half
+  Operand operand[kMaxOperands];
+  Window<Packet> window[kMaxRanks];
+
+  PURLIN_HD Control& control() const { return *window[rank].control; }
+  PURLIN_HD int peer(int step) const { return (rank + step) % world; }
+};
+
+// Where a wait stands, for the report when it never ends.
+enum class Phase : int32_t { kEnter, kPacket, kLeave };
+
+struct Where {
+  Phase phase;
+  int32_t peer;
+};
+
+}  // namespace purlin

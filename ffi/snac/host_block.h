@@ -1,0 +1,82 @@
+// A block of the host: one or more threads that share a barrier and some scratch.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "snac/call.h"
+
+namespace purlin {
+
+// What the threads of one block share. One for each block, for as long as its threads run.
+class HostShared {
+ public:
+  explicit HostShared(int threads) : threads_(threads) {}
+
+  const char* from[kMaxOperands][kMaxRanks] = {};
+
+  // A sense-reversing barrier that yields: blocks may outnumber the cores.
+  void sync() {
+    if (threads_ == 1) return;
+    const uint32_t round = __atomic_load_n(&round_, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&arrived_, 1, __ATOMIC_ACQ_REL) == threads_) {
+      __atomic_store_n(&arrived_, 0, __ATOMIC_RELAXED);
+      __atomic_store_n(&round_, round + 1, __ATOMIC_RELEASE);
+      return;
+    }
+    while (__atomic_load_n(&round_, __ATOMIC_ACQUIRE) == round) sched_yield();
+  }
+
+ private:
+  const int threads_;
+  int arrived_ = 0;
+  uint32_t round_ = 0;
+};
+
+class HostBlock {
+ public:
+  HostBlock(HostShared& shared, int index, int count, int thread = 0, int threads = 1)
+      : shared_(shared), index_(index), count_(count), thread_(thread), threads_(threads) {}
+
+  int index() const { return index_; }
+  int count() const { return count_; }
+  int thread() const { return thread_; }
+  int threads() const { return threads_; }
+  HostShared& shared() { return shared_; }
+  void sync() { shared_.sync(); }
+
+  // Relaxed accesses to words that a peer reads or writes; a signal or an await orders them.
+  static void store(uint64_t* at, uint64_t v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
+  static uint64_t load(const uint64_t* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+
+  // Releases everything that this block did before its last sync.
+  static void signal(uint64_t* at, uint64_t v) { __atomic_store_n(at, v, __ATOMIC_RELEASE); }
+
+  // Acquires what the peer released with `v` or a later value.
+  void await(const uint64_t* at, uint64_t v, Where where) {
+    uint64_t seen;
+    while ((seen = __atomic_load_n(at, __ATOMIC_ACQUIRE)) < v) stalled(where, v, seen);
+    relax();
+  }
+
+  void stalled(Where, uint64_t /*expected*/, uint64_t /*seen*/) {
+    if (++spins_ > kSpinsBeforeYield) sched_yield();
+  }
+  void relax() { spins_ = 0; }
+
+  [[noreturn]] static void disagree(Where where, uint64_t own, uint64_t theirs) {
+    throw std::logic_error("rank " + std::to_string(where.peer) + " runs call site " +
+                           std::to_string(theirs) + " while this rank runs " + std::to_string(own));
+  }
+
+ private:
+  static constexpr int kSpinsBeforeYield = 64;
+  HostShared& shared_;
+  const int index_, count_, thread_, threads_;
+  int spins_ = 0;
+};
+
+}  // namespace purlin

@@ -1,0 +1,97 @@
+// The orchestration: Stage, Notify, And Consume, once for each regime, over any Block and any Atom.
+//
+// Block c of a rank waits for block c of its peers alone. A call waits on every peer before it ends
+// and advances the epoch by one on every rank; so a peer is at most one call ahead, and two halves
+// of packets suffice without a trailing barrier.
+#pragma once
+
+#include <cstdint>
+
+#include "snac/call.h"
+#include "snac/consume.h"
+#include "snac/epoch.h"
+
+namespace purlin {
+
+enum class Regime : uint8_t { kMeet, kPacket, kZeroStaging };
+
+// Small: data and flag travel in one store, into the peers' windows. One one-way hop.
+template <class Atom, class Consumer, class Block>
+PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
+  using Word = typename Atom::Word;
+  const uint64_t epoch = enter(block, call);
+  const Stride<Block> stride(block);
+
+  int64_t first = 0;
+  for (int o = 0; o < call.operands; ++o) {
+    const Operand& operand = call.operand[o];
+    const Plan& plan = operand.plan;
+    const int64_t words = Words<Word, char>::count(plan);
+    for (int step = 1; step < call.world; ++step) {
+      const int p = call.peer(step);
+      const Words<Word, const char> box(operand.src + p * plan.src_step, plan, plan.src_stride);
+      auto* row = call.window[p].row(epoch, call.rank, call.world, call.packet_capacity) + first;
+      for (int64_t u = stride.first * Consumer::kWords; u < words;
+           u += stride.step * Consumer::kWords)
+        for (int64_t i = u; i < u + Consumer::kWords && i < words; ++i)
+          Atom::put_packet(row + i, Atom::make_packet(box.load(i), epoch, call.tag));
+    }
+    first += words;
+  }
+
+  first = 0;
+  for (int o = 0; o < call.operands; ++o) {
+    Consumer::unpack(block, call, call.operand[o], epoch, first);
+    first += Words<Word, char>::count(call.operand[o].plan);
+  }
+  block.sync();
+  leave(block, call, epoch);
+}
+
+// Large, where peers see each other's arrays: the notify word carries the addresses, peers read
+// straight from them, and the exit rendezvous keeps the arrays alive until every reader is done.
+template <class Atom, class Consumer, class Block>
+PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& call) {
+  const uint64_t epoch = enter(block, call);
+  const int c = block.index();
+  auto& from = block.shared().from;
+
+  for (int p = block.thread(); p < call.world; p += block.threads()) {
+    if (p == call.rank) continue;
+    Notify& theirs = call.window[p].control->ready[c][call.rank];
+    for (int o = 0; o < call.operands; ++o)
+      block.store(&theirs.address[o], reinterpret_cast<uint64_t>(call.operand[o].src));
+    block.store(&theirs.tag, call.tag);
+    block.signal(&theirs.epoch, epoch);
+  }
+  for (int p = block.thread(); p < call.world; p += block.threads()) {
+    Notify& mine = call.control().ready[c][p];
+    if (p != call.rank) {
+      block.await(&mine.epoch, epoch, {Phase::kEnter, p});
+      const uint64_t tag = block.load(&mine.tag);
+      if (tag != call.tag) block.disagree({Phase::kEnter, p}, call.tag, tag);
+    }
+    for (int o = 0; o < call.operands; ++o)
+      from[o][p] = p == call.rank ? call.operand[o].src
+                                  : reinterpret_cast<const char*>(block.load(&mine.address[o]));
+  }
+  block.sync();
+  for (int o = 0; o < call.operands; ++o) Consumer::pull(block, call, call.operand[o], from[o]);
+  block.sync();
+
+  for (int p = block.thread(); p < call.world; p += block.threads())
+    if (p != call.rank) block.signal(&call.window[p].control->done[c][call.rank], epoch);
+  for (int p = block.thread(); p < call.world; p += block.threads())
+    if (p != call.rank) block.await(&call.control().done[c][p], epoch, {Phase::kLeave, p});
+  leave(block, call, epoch);
+}
+
+// On a host where all ranks have met already: the meeting was the notify, and no array is given
+// back before all are done, so nothing waits. `from` holds [operand][rank].
+template <class Consumer, class Block, class Packet>
+PURLIN_RANK void meet(Block& block, const Call<Packet>& call,
+                      const char* const (*from)[kMaxRanks]) {
+  for (int o = 0; o < call.operands; ++o) Consumer::pull(block, call, call.operand[o], from[o]);
+}
+
+}  // namespace purlin

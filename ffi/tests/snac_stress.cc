@@ -1,0 +1,241 @@
+// SNAC under real threads: mixed collectives, regimes and sizes back to back, every value checked.
+//
+//   snac_stress RANKS BLOCKS THREADS CALLS
+//
+// Built with -fsanitize=thread this is the proof that the protocol orders what it must. Each rank
+// overwrites its input as soon as a call has ended, and ranks are delayed at random, so a missing
+// rendezvous shows as a wrong value also without the sanitizer.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "atom/cpu.h"
+#include "layout/derive.h"
+#include "snac/host_block.h"
+#include "snac/regimes.h"
+
+namespace purlin {
+namespace {
+
+// Sometimes falls asleep between sending and reading, so that peers run as far ahead as they may.
+struct SleepyAtom : CpuAtom {
+  static Packet get_packet(const Packet* at) {
+    thread_local std::minstd_rand random(std::hash<std::thread::id>()(std::this_thread::get_id()));
+    if (random() % 512 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return CpuAtom::get_packet(at);
+  }
+};
+
+using CpuCall = Call<CpuAtom::Packet>;
+using CpuWindow = Window<CpuAtom::Packet>;
+
+constexpr int64_t kCapacity = 4096;  // packets
+constexpr int64_t kMaxItems = 3 * 5 * 7 * 16 * 16;
+
+struct Shape {
+  std::vector<int64_t> local;  // input of one rank
+  Axes axes;
+};
+
+// One collective that all ranks will run, chosen from data they share.
+struct Job {
+  int row;
+  Regime regime;
+  bool half_floats;  // bf16 instead of f32
+  int operands;
+  Shape shape[kMaxOperands];
+};
+
+Job choose(uint64_t seed, int world) {
+  std::mt19937_64 random(seed);
+  auto pick = [&](int n) { return static_cast<int>(random() % n); };
+  Job job;
+  job.row = pick(kNumCollectives);
+  job.regime = pick(2) ? Regime::kPacket : Regime::kZeroStaging;
+  job.half_floats = pick(2);
+  job.operands = 1 + pick(3);
+  for (int o = 0; o < job.operands; ++o) {
+    Shape& shape = job.shape[o];
+    shape.local = {1 + pick(3), 1 + pick(5), 1 + pick(7)};
+    shape.axes = {pick(3), pick(3)};
+    const int64_t factor = 1 + pick(pick(4) == 0 ? 16 : 2);
+    shape.local[pick(3)] *= factor;
+    if (kCollectives[job.row].splits_input()) shape.local[shape.axes.split] *= world;
+  }
+  return job;
+}
+
+// Small integers: their sums are exact in every order and in bf16 (up to 16 ranks of at most 15).
+int value_of(int call, int operand, int rank, int64_t index) {
+  return static_cast<int>((call * 7 + operand * 5 + rank * 3 + index) % 16);
+}
+
+int64_t items_of(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (int64_t d : shape) n *= d;
+  return n;
+}
+
+struct Rank {
+  Control control{};
+  std::vector<CpuAtom::Packet> packets;
+  std::vector<char> input[kMaxOperands], output[kMaxOperands];
+  std::unique_ptr<HostShared> gate;  // all threads of the rank, between calls
+  std::deque<HostShared> shared;     // one for each block
+};
+
+class Stress {
+ public:
+  Stress(int world, int blocks, int threads, int calls)
+      : world_(world), blocks_(blocks), threads_(threads), calls_(calls), ranks_(world) {
+    for (Rank& rank : ranks_) {
+      rank.packets.assign(2 * world * kCapacity, 0);
+      for (auto& x : rank.input) x.assign(world * kMaxItems * 4, 0);
+      for (auto& x : rank.output) x.assign(world * kMaxItems * 4, 0);
+      rank.gate = std::make_unique<HostShared>(blocks * threads);
+      for (int b = 0; b < blocks; ++b) rank.shared.emplace_back(threads);
+    }
+  }
+
+  int64_t run() {
+    std::vector<std::thread> all;
+    for (int r = 0; r < world_; ++r)
+      for (int b = 0; b < blocks_; ++b)
+        for (int t = 0; t < threads_; ++t) all.emplace_back([=, this] { work(r, b, t); });
+    for (auto& thread : all) thread.join();
+    return __atomic_load_n(&wrong_, __ATOMIC_RELAXED);
+  }
+
+ private:
+  void work(int r, int b, int t) {
+    Rank& rank = ranks_[r];
+    HostBlock block(rank.shared[b], b, blocks_, t, threads_);
+    const bool first = b == 0 && t == 0;
+    std::mt19937_64 random(r * 1000 + b * 10 + t);
+    for (int n = 0; n < calls_; ++n) {
+      const Job job = choose(n, world_);
+      const CpuCall call = make_call(job, r);
+      if (first) fill(job, n, r);
+      rank.gate->sync();
+      if (random() % 16 == 0)
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+      launch(block, job, call);
+      rank.gate->sync();
+      if (first) check(job, n, r);
+    }
+  }
+
+  CpuCall make_call(const Job& job, int r) {
+    CpuCall call;
+    call.rank = r;
+    call.world = world_;
+    call.operands = job.operands;
+    call.packet_capacity = kCapacity;
+    for (int o = 0; o < job.operands; ++o) {
+      Rank& rank = ranks_[r];
+      const auto& shape = job.shape[o];
+      call.operand[o] = {
+          rank.input[o].data(), rank.output[o].data(),
+          derive(kCollectives[job.row], shape.local, job.half_floats ? 2 : 4, world_, shape.axes)};
+    }
+    for (int q = 0; q < world_; ++q)
+      call.window[q] = {&ranks_[q].control, ranks_[q].packets.data()};
+    return call;
+  }
+
+  template <class Consumer>
+  static void launch_as(HostBlock& block, Regime regime, const CpuCall& call) {
+    int64_t packets = 0;
+    for (int o = 0; o < call.operands; ++o)
+      packets += Words<CpuAtom::Word, char>::count(call.operand[o].plan);
+    if (regime == Regime::kPacket && packets <= kCapacity)
+      packet<SleepyAtom, Consumer>(block, call);
+    else
+      zero_staging<SleepyAtom, Consumer>(block, call);
+  }
+
+  static void launch(HostBlock& block, const Job& job, const CpuCall& call) {
+    if (kCollectives[job.row].consume == Consume::kCopy)
+      launch_as<CopyConsumer<SleepyAtom>>(block, job.regime, call);
+    else if (job.half_floats)
+      launch_as<ReduceConsumer<SleepyAtom, Bfloat16, float, Sum>>(block, job.regime, call);
+    else
+      launch_as<ReduceConsumer<SleepyAtom, float, float, Sum>>(block, job.regime, call);
+  }
+
+  static void put(char* at, int64_t i, bool half, float v) {
+    if (half)
+      reinterpret_cast<Bfloat16*>(at)[i] = narrow<Bfloat16>(v);
+    else
+      reinterpret_cast<float*>(at)[i] = v;
+  }
+  static float get(const char* at, int64_t i, bool half) {
+    return half ? widen(reinterpret_cast<const Bfloat16*>(at)[i])
+                : reinterpret_cast<const float*>(at)[i];
+  }
+
+  void fill(const Job& job, int n, int r) {
+    for (int o = 0; o < job.operands; ++o) {
+      const int64_t items = items_of(job.shape[o].local);
+      for (int64_t i = 0; i < items; ++i)
+        put(ranks_[r].input[o].data(), i, job.half_floats, value_of(n, o, r, i));
+      std::fill(ranks_[r].output[o].begin(), ranks_[r].output[o].end(), 0x55);
+    }
+  }
+
+  // The oracle indexes arrays by coordinates and knows nothing of plans.
+  void check(const Job& job, int n, int r) {
+    const Collective& row = kCollectives[job.row];
+    for (int o = 0; o < job.operands; ++o) {
+      const auto& in = job.shape[o].local;
+      const auto out = result_shape(row, in, world_, job.shape[o].axes);
+      const auto [split, concat] = job.shape[o].axes;
+      const int64_t in_block = row.splits_input() ? in[split] / world_ : 0;
+      const int64_t out_block = row.splits_output() ? out[concat] / world_ : 0;
+      for (int64_t i = 0; i < items_of(out); ++i) {
+        int64_t at[3] = {i / (out[1] * out[2]), i / out[2] % out[1], i % out[2]};
+        int from = -1;  // one sender, or all
+        if (row.splits_output()) {
+          from = static_cast<int>(at[concat] / out_block);
+          at[concat] %= out_block;
+        }
+        if (row.splits_input()) at[split] += r * in_block;
+        const int64_t index = (at[0] * in[1] + at[1]) * in[2] + at[2];
+        float expected = 0;
+        for (int q = 0; q < world_; ++q)
+          if (from < 0 || from == q) expected += value_of(n, o, q, index);
+        const float seen = get(ranks_[r].output[o].data(), i, job.half_floats);
+        if (seen != expected && __atomic_fetch_add(&wrong_, 1, __ATOMIC_RELAXED) < 5)
+          std::fprintf(stderr, "call %d %s regime %d rank %d operand %d [%ld]: %g, expected %g\n",
+                       n, std::string(row.name).c_str(), static_cast<int>(job.regime), r, o,
+                       static_cast<long>(i), seen, expected);
+      }
+    }
+  }
+
+  const int world_, blocks_, threads_, calls_;
+  std::vector<Rank> ranks_;
+  int64_t wrong_ = 0;
+};
+
+}  // namespace
+}  // namespace purlin
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: %s RANKS BLOCKS THREADS CALLS\n", argv[0]);
+    return 2;
+  }
+  const int world = std::atoi(argv[1]), blocks = std::atoi(argv[2]);
+  const int threads = std::atoi(argv[3]), calls = std::atoi(argv[4]);
+  const int64_t wrong = purlin::Stress(world, blocks, threads, calls).run();
+  std::printf("%d ranks, %d blocks, %d threads, %d calls: %ld wrong values\n", world, blocks,
+              threads, calls, static_cast<long>(wrong));
+  return wrong == 0 ? 0 : 1;
+}

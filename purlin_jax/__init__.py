@@ -1,0 +1,26 @@
+"""Fast collectives for JAX inside one machine. No device is touched at import."""
+
+from importlib.metadata import version as _version
+
+from purlin_jax import domain as _domain
+from purlin_jax.backend import FallbackError, backend
+from purlin_jax.collectives import all_reduce, all_to_all
+from purlin_jax.domain import native_calls, native_regimes
+from purlin_jax.policy import policy
+from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
+
+__version__ = _version("purlin-jax")
+__all__ = [
+    "FallbackError",
+    "all_reduce",
+    "all_to_all",
+    "backend",
+    "gather_heads",
+    "native_calls",
+    "native_regimes",
+    "policy",
+    "scatter_heads",
+    "ulysses_attention",
+]
+
+_domain.check_ffi_api()

@@ -1,0 +1,98 @@
+"""Private JAX names, in one place: each is checked on jax 0.10, 0.11 and 0.12."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.extend.core
+import jaxlib
+import numpy as np
+from jax._src import config as _config
+from jax._src import core as _core
+from jax.interpreters import ad, batching, mlir
+
+Primitive = jax.extend.core.Primitive
+ShapedArray = _core.ShapedArray
+AxisEffect = _core.NamedAxisEffect
+__all__ = ["AxisEffect", "Primitive", "ShapedArray", "ad", "batching", "mlir"]
+
+
+def axis_is_bound(name: Any) -> bool:
+    return bool(_core.get_axis_env().axis_exists(name))
+
+
+def check_vma() -> bool:
+    """Whether varying axes are tracked where we are being traced."""
+    return bool(_config._check_vma.value)
+
+
+def varying(aval: Any) -> frozenset[Any]:
+    """The manual mesh axes over which a value may differ between devices."""
+    return frozenset(aval.mat.varying)
+
+
+def make_varying(x: Any, axes: Sequence[Any]) -> Any:
+    """`x`, typed as differing over `axes` too, as jax.lax does to the operand of a collective."""
+    if not check_vma():
+        return x
+    missing = tuple(a for a in axes if a not in varying(_core.typeof(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def result_aval(operand: Any, shape: Sequence[int], varying_axes: frozenset[Any]) -> Any:
+    """The type of a collective's result: the operand's with another shape and other axes."""
+    mat = operand.mat.update(varying=varying_axes)
+    return operand.update(shape=tuple(shape), weak_type=False, manual_axis_type=mat)
+
+
+def partition_id(ctx: Any) -> Any:
+    """The device's number in the mesh as an s32 scalar, resolved by XLA when the program runs."""
+    axis_context = ctx.module_context.axis_context
+    if axis_context.manual_axes == frozenset(axis_context.mesh.axis_names):
+        return _lower_partition_id(ctx)[0]
+
+    # The partitioner refuses PartitionId where some axes are automatic: read it in a nested region
+    # that is manual over all axes.
+    def nested() -> list[Any]:
+        region = jax.shard_map(
+            _partition_id_p.bind, in_specs=(), out_specs=jax.P(), check_vma=False
+        )
+        return [region()]
+
+    scalar = ShapedArray((), np.dtype("int32"))
+    inner = ctx.replace(primitive=None, avals_in=[], avals_out=[scalar])
+    return mlir.lower_fun(nested, multiple_results=True)(inner)[0]
+
+
+_partition_id_p = Primitive("purlin_partition_id")
+_partition_id_p.def_abstract_eval(lambda: ShapedArray((), np.dtype("int32")))
+
+
+def _lower_partition_id(ctx: Any) -> Sequence[Any]:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+    return [stablehlo.convert(scalar, stablehlo.partition_id())]
+
+
+mlir.register_lowering(_partition_id_p, _lower_partition_id)
+
+
+def mesh_of(ctx: Any) -> Any:
+    """The mesh (concrete or abstract) that a collective is being lowered for."""
+    return ctx.module_context.axis_context.mesh
+
+
+def runtime_ffi_api() -> tuple[int, int] | None:
+    """(major, minor) of the FFI that the installed jaxlib speaks; None if its headers are gone."""
+    header = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
+    if not header.is_file():
+        return None
+    text = header.read_text()
+    numbers = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    return tuple(int(n.group(1)) for n in numbers) if all(numbers) else None  # type: ignore

@@ -1,0 +1,83 @@
+"""The choice of a regime and its knobs, from tables that are data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import jax
+
+REGIMES = ("auto", "meet", "packet", "zero_staging")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a caller forces; the rest is read from the table of the architecture.
+
+    Attributes:
+      regime: one of REGIMES; "auto" leaves it to the table.
+      blocks: blocks of each rank's kernel; 0 leaves it to the table.
+    """
+
+    regime: str = "auto"
+    blocks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.regime not in REGIMES:
+            raise ValueError(f"purlin.policy: no regime {self.regime!r}; take one of {REGIMES}")
+        if not 0 <= self.blocks <= 64:
+            raise ValueError(f"purlin.policy: blocks={self.blocks} is outside 0 to 64")
+
+
+_context = jax.make_user_context(None)  # part of the cache key of jax.jit
+
+
+@contextmanager
+def policy(regime: str = "auto", *, blocks: int = 0) -> Iterator[None]:
+    """Force a regime for the collectives that are traced inside the context.
+
+    The context is part of jit's cache key: a function that was traced outside is traced again.
+    """
+    with _context(Policy(regime, blocks)):
+        yield
+
+
+def current() -> Policy:
+    """The forced policy: the innermost context, else PURLIN_POLICY (a regime), else nothing."""
+    return _context.value or Policy(os.environ.get("PURLIN_POLICY", "auto"))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a call runs with."""
+
+    regime: str
+    blocks: int
+
+
+@cache
+def _table(arch: str) -> dict[str, Any]:
+    text = resources.files("purlin_jax").joinpath("policies", f"{arch}.json").read_text()
+    return json.loads(text)
+
+
+def choose(forced: Policy, arch: str, world: int, pair_bytes: int) -> Choice:
+    """Knobs for `pair_bytes` from each rank to each peer, from data that all ranks share."""
+    rows = _table(arch)["rows"]
+    row = next((r for r in rows if r["world"] == world), None) or next(
+        r for r in rows if r["world"] == "any"
+    )
+    bands = row["bands"]
+    if forced.regime != "auto":
+        bands = [b for b in bands if b["regime"] == forced.regime] or [
+            {"up_to_bytes": None, "regime": forced.regime, "blocks": 0}
+        ]
+    fitting = (b for b in bands if b["up_to_bytes"] is None or pair_bytes <= b["up_to_bytes"])
+    band = next(fitting, bands[-1])
+    return Choice(band["regime"], forced.blocks or band["blocks"])

@@ -1,0 +1,215 @@
+"""The JAX primitive behind every collective, and its rules: types, derivatives, vmap, lowering.
+
+One primitive serves all rows of the layout table. Its operands travel in one call; each has its own
+split and concat axis, so that vmap only renumbers axes and never moves data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from purlin_jax import _native, domain, groups
+from purlin_jax._compat import (
+    AxisEffect,
+    Primitive,
+    ad,
+    batching,
+    check_vma,
+    mesh_of,
+    mlir,
+    partition_id,
+    result_aval,
+    varying,
+)
+from purlin_jax.backend import fall_back
+from purlin_jax.policy import Policy, choose
+
+
+class Params(NamedTuple):
+    """What is static about a call; hashable, so part of every cache key.
+
+    Attributes:
+      op: row of the layout table.
+      reduce: reduction, empty for copies.
+      axes: mesh axes that the collective joins, the first slowest.
+      groups: axis_index_groups or None.
+      world: ranks of one group.
+      split, concat: for each operand, the input axis cut into blocks and the output axis along
+        which blocks lie (ignored where the layout is packed).
+      invariant: the result is typed as equal on all devices (all_reduce under check_vma).
+      policy: what the caller forces.
+      backend: "auto" or "purlin".
+    """
+
+    op: str
+    reduce: str
+    axes: tuple[Hashable, ...]
+    groups: groups.Groups | None
+    world: int
+    split: tuple[int, ...]
+    concat: tuple[int, ...]
+    invariant: bool
+    policy: Policy
+    backend: str
+
+    def select(self, keep: Sequence[int]) -> Params:
+        """The same call with some of its operands."""
+        return self._replace(
+            split=tuple(self.split[i] for i in keep), concat=tuple(self.concat[i] for i in keep)
+        )
+
+
+collective_p = Primitive("purlin_collective")
+collective_p.multiple_results = True
+
+
+def bind(params: Params, operands: Sequence[Any]) -> list[Any]:
+    return collective_p.bind(*operands, params=params)
+
+
+@collective_p.def_impl
+def _impl(*_: Any, params: Params) -> Any:
+    raise NameError(f"purlin.{params.op} must be called inside jax.shard_map")
+
+
+def _abstract_eval(*operands: Any, params: Params) -> Any:
+    results = []
+    for x, split, concat in zip(operands, params.split, params.concat, strict=True):
+        try:
+            shape = _native.result_shape(params.op, list(x.shape), params.world, split, concat)
+        except ValueError as error:
+            raise ValueError(f"purlin.{params.op} of {x.str_short()}: {error}") from None
+        axes = varying(x) if check_vma() else frozenset()
+        if params.invariant:
+            axes -= frozenset(params.axes)
+        results.append(result_aval(x, shape, axes))
+    return results, {AxisEffect(a) for a in params.axes}
+
+
+collective_p.def_effectful_abstract_eval(_abstract_eval)
+
+
+# Derivatives: every collective is linear in its operands.
+
+
+def _jvp(primals: Any, tangents: Any, *, params: Params) -> Any:
+    out = bind(params, primals)
+    alive = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    moved = iter(bind(params.select(alive), [tangents[i] for i in alive]) if alive else [])
+    return out, [
+        next(moved) if i in alive else ad.Zero.from_primal_value(y) for i, y in enumerate(out)
+    ]
+
+
+def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
+    alive = [i for i, ct in enumerate(cotangents) if type(ct) is not ad.Zero]
+    kept = params.select(alive)
+    given = [cotangents[i] for i in alive]
+    if params.invariant:  # the cotangent is the same on all ranks, and each contributed once
+        moved = [jax.lax.pcast(ct, params.axes, to="varying") for ct in given]
+    elif alive:
+        moved = bind(kept._replace(split=kept.concat, concat=kept.split), given)
+    else:
+        moved = []
+    found = iter(moved)
+    return [
+        next(found) if i in alive else (ad.Zero(x.aval) if ad.is_undefined_primal(x) else None)
+        for i, x in enumerate(operands)
+    ]
+
+
+ad.primitive_jvps[collective_p] = _jvp
+ad.primitive_transposes[collective_p] = _transpose
+
+
+def _batch(axis_data: Any, operands: Any, dims: Any, *, params: Params) -> Any:
+    if axis_data.name in params.axes:
+        raise NotImplementedError(
+            f"purlin.{params.op} over axis {axis_data.name!r} of a vmap: purlin joins mesh axes; "
+            "use jax.lax for axes that vmap names"
+        )
+
+    def shift(axes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            a if d is batching.not_mapped else a + (d <= a) for a, d in zip(axes, dims, strict=True)
+        )
+
+    moved = params._replace(split=shift(params.split), concat=shift(params.concat))
+    return bind(moved, operands), dims
+
+
+batching.fancy_primitive_batchers[collective_p] = _batch
+
+
+# Lowering.
+
+
+def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
+    """The same collective by jax.lax, for platforms and groups that are not ours."""
+    names = params.axes if len(params.axes) > 1 else params.axes[0]
+    results = []
+    for x, split, concat in zip(operands, params.split, params.concat, strict=True):
+        if params.op == "all_to_all":
+            y = jax.lax.all_to_all(
+                x, names, split, concat, axis_index_groups=params.groups, tiled=True
+            )
+        elif params.op == "all_reduce":
+            y = jax.lax.psum(x, names, axis_index_groups=params.groups)
+        else:
+            raise NotImplementedError(params.op)
+        results.append(y)
+    return results
+
+
+def _lower_to_lax(reason: str) -> Any:
+    def rule(ctx: Any, *operands: Any, params: Params) -> Any:
+        fall_back(params.op, reason, params.backend)
+        plain = mlir.lower_fun(lambda *xs: lax_equivalent(params, xs), multiple_results=True)
+        return plain(ctx, *operands)
+
+    return rule
+
+
+def _row_major(rank: int) -> tuple[int, ...]:
+    return tuple(range(rank))[::-1]
+
+
+def _lower_cpu(ctx: Any, *operands: Any, params: Params) -> Any:
+    if jax.process_count() > 1:
+        return _lower_to_lax("the CPU devices belong to several processes")(
+            ctx, *operands, params=params
+        )
+    domain.ensure_registered("cpu")
+    pair_bytes = sum(
+        _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)["bytes"]
+        for x, s, c in zip(ctx.avals_in, params.split, params.concat, strict=True)
+    )
+    choice = choose(params.policy, "cpu", params.world, pair_bytes)
+    rule = jax.ffi.ffi_lowering(
+        domain.TARGET,
+        operand_layouts=[(), *(_row_major(x.ndim) for x in ctx.avals_in)],
+        result_layouts=[_row_major(y.ndim) for y in ctx.avals_out],
+        skip_ffi_layout_processing=True,  # it would pair layouts with operands we have added to
+    )
+    return rule(
+        ctx,
+        partition_id(ctx),
+        *operands,
+        op=params.op,
+        reduce=params.reduce,
+        dtype=ctx.avals_in[0].dtype.name if params.reduce else "",
+        regime=choice.regime,
+        blocks=np.int64(choice.blocks),
+        world=np.int64(params.world),
+        groups=groups.partition(mesh_of(ctx), params.axes, params.groups).ravel(),
+        split=np.asarray(params.split, np.int64),
+        concat=np.asarray(params.concat, np.int64),
+    )
+
+
+mlir.register_lowering(collective_p, _lower_cpu, platform="cpu")
+mlir.register_lowering(collective_p, _lower_to_lax("this platform has no purlin kernels"))
