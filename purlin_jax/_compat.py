@@ -21,6 +21,16 @@ AxisEffect = _core.NamedAxisEffect
 __all__ = ["AxisEffect", "Primitive", "ShapedArray", "ad", "batching", "mlir"]
 
 
+def zero_tangent(primal: Any) -> Any:
+    """The symbolic zero tangent of a value."""
+    return ad.Zero(_core.typeof(primal).to_tangent_aval())
+
+
+def zero_cotangent(undefined: Any) -> Any:
+    """The symbolic zero cotangent of an operand that is being transposed."""
+    return ad.Zero(undefined.aval.to_ct_aval())
+
+
 def axis_is_bound(name: Any) -> bool:
     return bool(_core.get_axis_env().axis_exists(name))
 

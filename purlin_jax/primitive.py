@@ -24,6 +24,8 @@ from purlin_jax._compat import (
     partition_id,
     result_aval,
     varying,
+    zero_cotangent,
+    zero_tangent,
 )
 from purlin_jax.backend import fall_back
 from purlin_jax.policy import Policy, choose
@@ -100,9 +102,7 @@ def _jvp(primals: Any, tangents: Any, *, params: Params) -> Any:
     out = bind(params, primals)
     alive = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     moved = iter(bind(params.select(alive), [tangents[i] for i in alive]) if alive else [])
-    return out, [
-        next(moved) if i in alive else ad.Zero.from_primal_value(y) for i, y in enumerate(out)
-    ]
+    return out, [next(moved) if i in alive else zero_tangent(y) for i, y in enumerate(out)]
 
 
 def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
@@ -117,7 +117,7 @@ def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
         moved = []
     found = iter(moved)
     return [
-        next(found) if i in alive else (ad.Zero(x.aval) if ad.is_undefined_primal(x) else None)
+        next(found) if i in alive else (zero_cotangent(x) if ad.is_undefined_primal(x) else None)
         for i, x in enumerate(operands)
     ]
 
@@ -134,9 +134,7 @@ def _batch(axis_data: Any, operands: Any, dims: Any, *, params: Params) -> Any:
         )
 
     def shift(axes: Sequence[int]) -> tuple[int, ...]:
-        return tuple(
-            a if d is batching.not_mapped else a + (d <= a) for a, d in zip(axes, dims, strict=True)
-        )
+        return tuple(a if d is None else a + (d <= a) for a, d in zip(axes, dims, strict=True))
 
     moved = params._replace(split=shift(params.split), concat=shift(params.concat))
     return bind(moved, operands), dims

@@ -1,7 +1,7 @@
 """Ulysses sequence parallelism: exchange sequence shards for head shards around attention.
 
-Between devices each rank holds a shard of the sequence with all heads; inside attention it holds the
-whole sequence with a shard of the heads (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509).
+Between devices each rank holds a shard of the sequence with all heads; inside attention it holds
+the whole sequence with a shard of the heads (Jacobs et al., DeepSpeed-Ulysses, arXiv 2309.14509).
 """
 
 from __future__ import annotations

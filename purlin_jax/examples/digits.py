@@ -1,4 +1,4 @@
-"""The 1,797 real handwritten digits of scikit-learn's wheel, and a classifier that judges samples."""
+"""The 1,797 real handwritten digits of scikit-learn's wheel, and a judge of samples."""
 
 from __future__ import annotations
 

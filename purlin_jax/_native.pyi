@@ -1,0 +1,20 @@
+"""Types of the native module; ffi/xla/module.cc is its source."""
+
+from collections.abc import Sequence
+from typing import Any
+
+ffi_api: tuple[int, int]
+max_ranks: int
+max_operands: int
+collectives: dict[str, dict[str, str]]
+reductions: tuple[str, ...]
+reduce_dtypes: tuple[str, ...]
+
+def targets() -> dict[str, Any]: ...
+def calls() -> dict[tuple[str, str], int]: ...
+def result_shape(
+    op: str, shape: Sequence[int], world: int, split: int, concat: int
+) -> list[int]: ...
+def plan(
+    op: str, shape: Sequence[int], item_bytes: int, world: int, split: int, concat: int
+) -> dict[str, Any]: ...
