@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from purlin_jax import groups as groups_lib
 from purlin_jax.collectives import all_to_all
@@ -142,6 +142,8 @@ def ulysses_attention(
                 backend=backend,
             )
 
+        if AxisType.Explicit in mesh.axis_types:  # shard_map never reshards those by itself
+            q, k, v = (jax.reshard(x, NamedSharding(mesh, spec)) for x in (q, k, v))
         return jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)(q, k, v)
 
     kwargs: dict[str, Any] = {"is_causal": True} if is_causal else {}
