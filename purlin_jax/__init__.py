@@ -5,7 +5,7 @@ from importlib.metadata import version as _version
 from purlin_jax import domain as _domain
 from purlin_jax.backend import FallbackError, backend
 from purlin_jax.collectives import all_reduce, all_to_all
-from purlin_jax.domain import native_calls, native_regimes
+from purlin_jax.domain import last_report, native_calls, native_regimes, set_timeout
 from purlin_jax.policy import policy
 from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
 
@@ -16,10 +16,12 @@ __all__ = [
     "all_to_all",
     "backend",
     "gather_heads",
+    "last_report",
     "native_calls",
     "native_regimes",
     "policy",
     "scatter_heads",
+    "set_timeout",
     "ulysses_attention",
 ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from purlin_jax.backend import fall_back, refusal, resolve
 from purlin_jax.policy import current as current_policy
 
 PyTree = Any
+_PACKAGE = Path(__file__).parent
 
 
 def _run(
@@ -43,6 +46,7 @@ def _run(
         invariant=op == "all_reduce" and check_vma(),
         policy=current_policy(),
         backend=chosen,
+        site=_call_site(),
     )
     with jax.named_scope(f"purlin/{op}"):
         if chosen == "lax":
@@ -57,6 +61,14 @@ def _run(
             out = primitive.bind(params.select(batch), [leaves[i] for i in batch])
             results.update(zip(batch, out, strict=True))
     return [results[i] for i in range(len(leaves))]
+
+
+def _call_site() -> str:
+    """file.py:line of the first caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and Path(frame.f_code.co_filename).parent == _PACKAGE:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _batches(leaves: Sequence[jax.Array], *, same_dtype: bool) -> list[list[int]]:

@@ -58,26 +58,44 @@ class Choice:
     """What a call runs with."""
 
     regime: str
+    atom: str
     blocks: int
+    threads: int
+
+
+def _tables() -> list[str]:
+    folder = resources.files("purlin_jax").joinpath("policies")
+    return sorted(f.name.removesuffix(".json") for f in folder.iterdir())
 
 
 @cache
-def _table(arch: str) -> dict[str, Any]:
+def table(arch: str) -> dict[str, Any]:
+    """The policy table of `arch`; of the newest older GPU generation where it has none."""
+    names = _tables()
+    if arch not in names:
+        older = [n for n in names if n.startswith("sm_") and int(n[3:]) <= int(arch[3:])]
+        arch = max(older or [n for n in names if n.startswith("sm_")], key=lambda n: int(n[3:]))
     text = resources.files("purlin_jax").joinpath("policies", f"{arch}.json").read_text()
     return json.loads(text)
 
 
 def choose(forced: Policy, arch: str, world: int, pair_bytes: int) -> Choice:
     """Knobs for `pair_bytes` from each rank to each peer, from data that all ranks share."""
-    rows = _table(arch)["rows"]
-    row = next((r for r in rows if r["world"] == world), None) or next(
-        r for r in rows if r["world"] == "any"
+    found = table(arch)
+    row = next(
+        (r for r in found["rows"] if r["world"] == world),
+        next(r for r in found["rows"] if r["world"] == "any"),
     )
     bands = row["bands"]
     if forced.regime != "auto":
-        bands = [b for b in bands if b["regime"] == forced.regime] or [
-            {"up_to_bytes": None, "regime": forced.regime, "blocks": 0}
-        ]
+        bands = [b for b in bands if b["regime"] == forced.regime]
+        if not bands:
+            if forced.regime not in found["regimes"]:
+                raise ValueError(
+                    f"purlin: {arch} has no regime {forced.regime!r}; take one of "
+                    f"{found['regimes']}"
+                )
+            bands = [{"up_to_bytes": None, "regime": forced.regime, "blocks": 0, "threads": 0}]
     fitting = (b for b in bands if b["up_to_bytes"] is None or pair_bytes <= b["up_to_bytes"])
     band = next(fitting, bands[-1])
-    return Choice(band["regime"], forced.blocks or band["blocks"])
+    return Choice(band["regime"], found["atom"], forced.blocks or band["blocks"], band["threads"])

@@ -6,6 +6,7 @@ split and concat axis, so that vmap only renumbers axes and never moves data.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ class Params(NamedTuple):
       invariant: the result is typed as equal on all devices (all_reduce under check_vma).
       policy: what the caller forces.
       backend: "auto" or "purlin".
+      site: file and line of the user's call, for reports.
     """
 
     op: str
@@ -57,6 +59,7 @@ class Params(NamedTuple):
     invariant: bool
     policy: Policy
     backend: str
+    site: str
 
     def select(self, keep: Sequence[int]) -> Params:
         """The same call with some of its operands."""
@@ -176,38 +179,59 @@ def _row_major(rank: int) -> tuple[int, ...]:
     return tuple(range(rank))[::-1]
 
 
-def _lower_cpu(ctx: Any, *operands: Any, params: Params) -> Any:
-    if jax.process_count() > 1:
-        return _lower_to_lax("the CPU devices belong to several processes")(
-            ctx, *operands, params=params
+def _lower(platform: str) -> Any:
+    def rule(ctx: Any, *operands: Any, params: Params) -> Any:
+        mesh = mesh_of(ctx)
+        reason = domain.refusal(platform, mesh)
+        if reason is not None:
+            return _lower_to_lax(reason)(ctx, *operands, params=params)
+        domain.ensure_started(platform)
+        target = jax.ffi.ffi_lowering(
+            domain.TARGET,
+            operand_layouts=[(), *(_row_major(x.ndim) for x in ctx.avals_in)],
+            result_layouts=[_row_major(y.ndim) for y in ctx.avals_out],
+            skip_ffi_layout_processing=True,  # it would pair layouts with operands we have added to
         )
-    domain.ensure_registered("cpu")
+        attributes = _attributes(platform, mesh, params, ctx.avals_in)
+        return target(ctx, partition_id(ctx), *operands, **attributes)
+
+    return rule
+
+
+def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) -> dict[str, Any]:
+    """What the handler reads; ffi/xla/site.h is its other side."""
     pair_bytes = sum(
         _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)["bytes"]
-        for x, s, c in zip(ctx.avals_in, params.split, params.concat, strict=True)
+        for x, s, c in zip(avals, params.split, params.concat, strict=True)
     )
-    choice = choose(params.policy, "cpu", params.world, pair_bytes)
-    rule = jax.ffi.ffi_lowering(
-        domain.TARGET,
-        operand_layouts=[(), *(_row_major(x.ndim) for x in ctx.avals_in)],
-        result_layouts=[_row_major(y.ndim) for y in ctx.avals_out],
-        skip_ffi_layout_processing=True,  # it would pair layouts with operands we have added to
-    )
-    return rule(
-        ctx,
-        partition_id(ctx),
-        *operands,
-        op=params.op,
-        reduce=params.reduce,
-        dtype=ctx.avals_in[0].dtype.name if params.reduce else "",
-        regime=choice.regime,
-        blocks=np.int64(choice.blocks),
-        world=np.int64(params.world),
-        groups=groups.partition(mesh_of(ctx), params.axes, params.groups).ravel(),
-        split=np.asarray(params.split, np.int64),
-        concat=np.asarray(params.concat, np.int64),
-    )
+    choice = choose(params.policy, domain.arch(platform, mesh), params.world, pair_bytes)
+    return {
+        "op": params.op,
+        "reduce": params.reduce,
+        "dtype": avals[0].dtype.name if params.reduce else "",
+        "regime": choice.regime,
+        "atom": choice.atom,
+        "blocks": np.int64(choice.blocks),
+        "threads": np.int64(choice.threads),
+        "world": np.int64(params.world),
+        "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
+        "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),
+        "split": np.asarray(params.split, np.int64),
+        "concat": np.asarray(params.concat, np.int64),
+        "tag": np.int64(_tag(params, avals)),
+        "site": params.site,
+    }
 
 
-mlir.register_lowering(collective_p, _lower_cpu, platform="cpu")
+def _tag(params: Params, avals: Sequence[Any]) -> int:
+    """A number that ranks compare so as not to exchange data of different calls; never 0.
+
+    It depends on nothing but the call, so that compilation caches find the program again.
+    """
+    text = repr((params, [(x.shape, x.dtype.name) for x in avals]))
+    return zlib.crc32(text.encode()) % 0xFFFF + 1
+
+
+mlir.register_lowering(collective_p, _lower("cpu"), platform="cpu")
+mlir.register_lowering(collective_p, _lower("cuda"), platform="cuda")
 mlir.register_lowering(collective_p, _lower_to_lax("this platform has no purlin kernels"))

@@ -4,8 +4,9 @@
 //
 //   using Word                  payload of one packet: an unsigned integer of 4 or 8 bytes
 //   using Packet                payload and flag, written and read in one access
-//   Packet make_packet(Word, epoch, tag), bool arrived(Packet, epoch, tag), Word payload(Packet)
-//       The flag within a packet. No packet of another epoch, and no zeroed memory, has arrived.
+//   uint64_t flag(epoch, tag)
+//       The flag of a packet. Flags of different epochs differ, and none equals zeroed memory.
+//   Packet make_packet(Word, epoch, tag), uint64_t flag_of(Packet), Word payload(Packet)
 //   void put_packet(Packet* at, Packet)
 //       One access that other ranks see whole or not at all; orders nothing else.
 //   Packet get_packet(const Packet* at)

@@ -15,12 +15,11 @@ struct CpuAtom {
   using Packet = uint64_t;  // payload below, flag above
 
   // Ranks that meet on the host have checked already that they run the same call: no tag.
-  static Packet make_packet(Word word, uint64_t epoch, uint64_t /*tag*/) {
-    return (epoch << 32) | word;
+  static uint64_t flag(uint64_t epoch, uint64_t /*tag*/) { return static_cast<uint32_t>(epoch); }
+  static Packet make_packet(Word word, uint64_t epoch, uint64_t tag) {
+    return flag(epoch, tag) << 32 | word;
   }
-  static bool arrived(Packet packet, uint64_t epoch, uint64_t /*tag*/) {
-    return packet >> 32 == static_cast<uint32_t>(epoch);
-  }
+  static uint64_t flag_of(Packet packet) { return packet >> 32; }
   static Word payload(Packet packet) { return static_cast<Word>(packet); }
 
   static void put_packet(Packet* at, Packet packet) {

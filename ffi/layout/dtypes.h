@@ -58,6 +58,11 @@ struct Dtype {
   X(bfloat16, Bfloat16, float)
 #define PURLIN_REDUCE_OPS(X) X(sum, Sum)
 
+#define PURLIN_NAME(row, ...) #row,
+inline constexpr const char* kReduceDtypes[] = {PURLIN_REDUCE_DTYPES(PURLIN_NAME)};
+inline constexpr const char* kReduceOps[] = {PURLIN_REDUCE_OPS(PURLIN_NAME)};
+#undef PURLIN_NAME
+
 // Calls f(Dtype<...>()) for the row called `name`; false if there is none.
 template <class F>
 bool with_dtype(std::string_view name, F f) {

@@ -2,7 +2,7 @@
 //
 // Each has the same three members, which the regimes are templates over:
 //   kWords        words that one thread takes together
-//   pull(...)     reads the peers' operands where they lie
+//   pull(...)     reads the peers' operands where they lie: from[q] is rank q's block for this rank
 //   unpack(...)   reads the peers' packets from the own window
 #pragma once
 
@@ -23,9 +23,10 @@ inline constexpr int64_t kShareUnit = 128;  // blocks divide a box in whole cach
 template <class Atom, class Block>
 PURLIN_RANK typename Atom::Word await_packet(Block& block, const typename Atom::Packet* at,
                                              uint64_t epoch, uint64_t tag, int peer) {
+  const uint64_t expected = Atom::flag(epoch, tag);
   typename Atom::Packet packet = Atom::get_packet(at);
-  while (!Atom::arrived(packet, epoch, tag)) {
-    block.stalled({Phase::kPacket, peer}, epoch, 0);
+  while (Atom::flag_of(packet) != expected) {
+    block.stalled({Phase::kPacket, peer}, expected, Atom::flag_of(packet));
     packet = Atom::get_packet(at);
   }
   block.relax();
@@ -54,8 +55,7 @@ struct CopyConsumer {
     const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
     for (int step = 1; step <= call.world; ++step) {  // the own block comes last
       const int q = call.peer(step);
-      Atom::copy(block, operand.dst + q * plan.dst_step, from[q] + call.rank * plan.src_step, plan,
-                 part);
+      Atom::copy(block, operand.dst + q * plan.dst_step, from[q], plan, part);
     }
   }
 
@@ -95,9 +95,7 @@ struct ReduceConsumer {
                                const char* const* from) {
     const Plan& plan = operand.plan;
     const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
-    const char* block_from[kMaxRanks];
-    for (int q = 0; q < call.world; ++q) block_from[q] = from[q] + call.rank * plan.src_step;
-    Atom::template reduce<T, Acc, Op>(block, operand.dst, block_from, call.world, plan, part);
+    Atom::template reduce<T, Acc, Op>(block, operand.dst, from, call.world, plan, part);
   }
 
   template <class Block, class Packet>

@@ -71,9 +71,12 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
       const uint64_t tag = block.load(&mine.tag);
       if (tag != call.tag) block.disagree({Phase::kEnter, p}, call.tag, tag);
     }
-    for (int o = 0; o < call.operands; ++o)
-      from[o][p] = p == call.rank ? call.operand[o].src
-                                  : reinterpret_cast<const char*>(block.load(&mine.address[o]));
+    for (int o = 0; o < call.operands; ++o) {
+      const char* src = p == call.rank
+                            ? call.operand[o].src
+                            : reinterpret_cast<const char*>(block.load(&mine.address[o]));
+      from[o][p] = src + call.rank * call.operand[o].plan.src_step;
+    }
   }
   block.sync();
   for (int o = 0; o < call.operands; ++o) Consumer::pull(block, call, call.operand[o], from[o]);
@@ -87,7 +90,7 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
 }
 
 // On a host where all ranks have met already: the meeting was the notify, and no array is given
-// back before all are done, so nothing waits. `from` holds [operand][rank].
+// back before all are done, so nothing waits. `from` holds, for each operand, the ranks' blocks.
 template <class Consumer, class Block, class Packet>
 PURLIN_RANK void meet(Block& block, const Call<Packet>& call,
                       const char* const (*from)[kMaxRanks]) {

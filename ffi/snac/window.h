@@ -25,6 +25,8 @@ struct alignas(64) Notify {
 // run the same calls on a window, so their epochs agree whenever they meet.
 struct alignas(64) Control {
   uint64_t epoch[kMaxBlocks];
+  uint64_t poison;   // a peer has given up: nothing that waits here may end well
+  uint64_t claimed;  // which kinds of report the own device has written
   Notify ready[kMaxBlocks][kMaxRanks];   // [own block][peer that entered]
   uint64_t done[kMaxBlocks][kMaxRanks];  // [own block][peer that has read my operands]
 };

@@ -18,7 +18,7 @@ class Words {
     whole_ = all % kBytes == 0;
   }
 
-  PURLIN_RANK static int64_t count(const Plan& plan) {
+  PURLIN_HD static int64_t count(const Plan& plan) {
     return (plan.bytes() + kBytes - 1) / kBytes;
   }
 

@@ -10,74 +10,40 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <string_view>
 
 #include "domain/counters.h"
 #include "domain/threads/meeting.h"
 #include "xla/operands.h"
+#include "xla/site.h"
 
 namespace purlin::xla_ffi {
 namespace {
 
 using threads::Meeting;
-using threads::Site;
 
 struct CpuSite {
   static ffi::TypeId id;
+  explicit CpuSite(Site site) : site(std::move(site)) {}
 
-  Site site;
-  int world = 1;
-  std::vector<int64_t> split, concat;
-
+  const Site site;
   std::mutex mutex;
   std::map<std::pair<int64_t, int>, std::shared_ptr<Meeting>> open;  // by run and group
 };
 ffi::TypeId CpuSite::id = {};
 auto cpu_site_info = ffi::MakeTypeInfo<CpuSite>();
 
-ffi::ErrorOr<std::unique_ptr<CpuSite>> instantiate(std::string_view op, std::string_view reduce,
-                                                   std::string_view dtype, std::string_view regime,
-                                                   int64_t blocks, int64_t world,
-                                                   ffi::Span<const int64_t> groups,
-                                                   ffi::Span<const int64_t> split,
-                                                   ffi::Span<const int64_t> concat) {
-  auto state = std::make_unique<CpuSite>();
-  const int row = find_collective(op), regime_number = find_regime(regime);
-  if (row < 0 || regime_number < 0)
-    return ffi::Unexpected(ffi::Error::InvalidArgument(
-        "purlin: no collective '" + std::string(op) + "' in regime '" + std::string(regime) + "'"));
-  if (world < 1 || world > kMaxRanks || groups.size() % static_cast<size_t>(world) != 0)
-    return ffi::Unexpected(
-        ffi::Error::InvalidArgument("purlin: groups of " + std::to_string(world) +
-                                    " ranks are outside 1 to " + std::to_string(kMaxRanks)));
-  if (blocks < 0 || blocks > kMaxBlocks)
-    return ffi::Unexpected(ffi::Error::InvalidArgument("purlin: " + std::to_string(blocks) +
-                                                       " blocks are outside 0 to " +
-                                                       std::to_string(kMaxBlocks)));
-  state->site = {row,
-                 std::string(reduce),
-                 std::string(dtype),
-                 static_cast<Regime>(regime_number),
-                 static_cast<int>(blocks),
-                 {groups.begin(), groups.end()}};
-  state->world = static_cast<int>(world);
-  state->split.assign(split.begin(), split.end());
-  state->concat.assign(concat.begin(), concat.end());
-  return state;
-}
-
 // Adds one rank to its meeting; returns the meeting once it is full.
 std::shared_ptr<Meeting> arrive(CpuSite& state, int64_t run, int64_t position,
                                 const Buffers& buffers, threads::Done done) {
-  const int group = static_cast<int>(position / state.world);
-  const int rank = static_cast<int>(position % state.world);
+  const int group = static_cast<int>(position / state.site.world);
+  const int rank = static_cast<int>(position % state.site.world);
   std::lock_guard lock(state.mutex);
   auto& meeting = state.open[{run, group}];
   if (!meeting) {
     meeting = std::make_shared<Meeting>();
     meeting->group = group;
-    meeting->ranks.resize(state.world);
-    meeting->here.resize(state.world);
+    meeting->ranks.resize(state.site.world);
+    meeting->here.resize(state.site.world);
     meeting->plans = buffers.plans;
   }
   if (meeting->here[rank]) throw std::logic_error("rank arrived twice at one collective");
@@ -88,7 +54,7 @@ std::shared_ptr<Meeting> arrive(CpuSite& state, int64_t run, int64_t position,
     mine.dst[o] = buffers.dst[o];
   }
   mine.done = std::move(done);
-  if (++meeting->arrived < state.world) return nullptr;
+  if (++meeting->arrived < state.site.world) return nullptr;
   auto full = std::move(meeting);
   state.open.erase({run, group});
   return full;
@@ -106,8 +72,7 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
   };
   try {
     const Site& site = state->site;
-    const Buffers buffers =
-        read_buffers(kCollectives[site.row], args, rets, state->world, state->split, state->concat);
+    const Buffers buffers = read_buffers(site, args, rets);
     if (const std::string why = threads::refuse(site, buffers.plans); !why.empty())
       throw std::invalid_argument(why);
     const int64_t own = partition.typed_data()[0];
@@ -124,17 +89,8 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
   return future;
 }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_instantiate, instantiate,
-                              ffi::Ffi::BindInstantiate()
-                                  .Attr<std::string_view>("op")
-                                  .Attr<std::string_view>("reduce")
-                                  .Attr<std::string_view>("dtype")
-                                  .Attr<std::string_view>("regime")
-                                  .Attr<int64_t>("blocks")
-                                  .Attr<int64_t>("world")
-                                  .Attr<ffi::Span<const int64_t>>("groups")
-                                  .Attr<ffi::Span<const int64_t>>("split")
-                                  .Attr<ffi::Span<const int64_t>>("concat"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_instantiate, instantiate<CpuSite>,
+                              ffi::Ffi::BindInstantiate().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_execute, execute,
                               ffi::Ffi::Bind()
@@ -146,7 +102,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_execute, execute,
 
 }  // namespace
 
-CpuTarget cpu_target() {
+Target cpu_target() {
   return {reinterpret_cast<void*>(purlin_cpu_instantiate),
           reinterpret_cast<void*>(purlin_cpu_execute), &CpuSite::id, &cpu_site_info};
 }

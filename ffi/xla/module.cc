@@ -10,7 +10,9 @@
 #include "layout/derive.h"
 #include "layout/dtypes.h"
 #include "snac/window.h"
+#include "xla/binding.h"
 #include "xla/cpu.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace nb = nanobind;
 using namespace purlin;
@@ -21,20 +23,6 @@ const Collective& row_of(const std::string& op) {
   const int row = find_collective(op);
   if (row < 0) throw nb::value_error(("no collective is called '" + op + "'").c_str());
   return kCollectives[row];
-}
-
-nb::capsule capsule(void* address) { return nb::capsule(address); }
-
-nb::dict targets() {
-  const auto cpu = xla_ffi::cpu_target();
-  nb::dict stages, type, result;
-  stages["instantiate"] = capsule(cpu.instantiate);
-  stages["execute"] = capsule(cpu.execute);
-  type["type_id"] = capsule(cpu.type_id);
-  type["type_info"] = capsule(cpu.type_info);
-  result["stages"] = stages;
-  result["type"] = type;
-  return result;
 }
 
 nb::dict table() {
@@ -50,29 +38,11 @@ nb::dict table() {
   return rows;
 }
 
-nb::dict calls() {
-  nb::dict all;
-  for (int row = 0; row < kNumCollectives; ++row)
-    for (int regime = 0; regime < kNumRegimes; ++regime)
-      if (const int64_t n = Counters::instance().get(row, regime); n > 0)
-        all[nb::make_tuple(std::string(kCollectives[row].name), kRegimeNames[regime])] = n;
-  return all;
-}
-
-nb::list names_of_reductions() {
-  nb::list names;
-#define PURLIN_ROW(row, functor) names.append(#row);
-  PURLIN_REDUCE_OPS(PURLIN_ROW)
-#undef PURLIN_ROW
-  return names;
-}
-
-nb::list names_of_dtypes() {
-  nb::list names;
-#define PURLIN_ROW(row, item, accumulator) names.append(#row);
-  PURLIN_REDUCE_DTYPES(PURLIN_ROW)
-#undef PURLIN_ROW
-  return names;
+template <size_t n>
+nb::tuple names(const char* const (&rows)[n]) {
+  nb::list all;
+  for (const char* row : rows) all.append(row);
+  return nb::tuple(all);
 }
 
 nb::dict plan(const std::string& op, const std::vector<int64_t>& shape, int64_t item_bytes,
@@ -99,10 +69,14 @@ NB_MODULE(_native, m) {
   m.attr("max_ranks") = kMaxRanks;
   m.attr("max_operands") = kMaxOperands;
   m.attr("collectives") = table();
-  m.attr("reductions") = nb::tuple(names_of_reductions());
-  m.attr("reduce_dtypes") = nb::tuple(names_of_dtypes());
-  m.def("targets", &targets, "Capsules of the custom-call target and its state, for JAX.");
-  m.def("calls", &calls, "{(op, regime): number of ranks that ran it} since the start.");
+  m.attr("reductions") = names(kReduceOps);
+  m.attr("reduce_dtypes") = names(kReduceDtypes);
+  m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cpu_target()); }, "Capsules of the custom-call target and its state, for JAX.");
+  m.def("calls",
+        [] {
+          return xla_ffi::counts(
+              [](int row, int regime) { return Counters::instance().get(row, regime); });
+        }, "{(op, regime): number of ranks that ran it} since the start.");
   m.def(
       "result_shape",
       [](const std::string& op, const std::vector<int64_t>& shape, int world, int split,

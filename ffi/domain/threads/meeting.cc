@@ -62,12 +62,25 @@ int64_t bytes_of(const Meeting& meeting) {
   return bytes * static_cast<int64_t>(meeting.ranks.size());  // each rank reads from each
 }
 
+// Where the ranks' blocks for `rank` lie.
+struct From {
+  const char* address[kMaxOperands][kMaxRanks] = {};
+};
+
+From blocks_for(const Meeting& meeting, int rank) {
+  From from;
+  for (size_t o = 0; o < meeting.plans.size(); ++o)
+    for (size_t q = 0; q < meeting.ranks.size(); ++q)
+      from.address[o][q] = meeting.ranks[q].src[o] + rank * meeting.plans[o].src_step;
+  return from;
+}
+
 // The regime without waits: blocks of all ranks are pieces of work for as many threads as pay.
 template <class Consumer>
 void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
   struct Work {
     std::vector<CpuCall> calls;
-    const char* from[kMaxOperands][kMaxRanks] = {};
+    std::vector<From> from;  // of each rank
     int blocks = 1;
     std::atomic<int64_t> next{0};
     std::unique_ptr<Countdown> countdown;
@@ -76,7 +89,7 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
   const int world = static_cast<int>(meeting->ranks.size());
   for (int r = 0; r < world; ++r) {
     work->calls.push_back(call_of(*meeting, r));
-    for (int o = 0; o < work->calls[r].operands; ++o) work->from[o][r] = meeting->ranks[r].src[o];
+    work->from.push_back(blocks_for(*meeting, r));
   }
   const int64_t by_size = (bytes_of(*meeting) + kBytesPerBlock - 1) / kBytesPerBlock;
   work->blocks =
@@ -89,7 +102,8 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
     HostShared shared(1);
     for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
       HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
-      meet<Consumer>(block, work->calls[i / work->blocks], work->from);
+      const int64_t r = i / work->blocks;
+      meet<Consumer>(block, work->calls[r], work->from[r].address);
     }
     work->countdown->arrive();
   };
@@ -129,7 +143,7 @@ void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting) {
 }  // namespace
 
 std::string refuse(const Site& site, const std::vector<Plan>& plans) {
-  const Collective& row = kCollectives[site.row];
+  const Collective& row = site.collective();
   if (!with_consumer<CpuAtom>(row, site.reduce, site.dtype, [](auto) {}))
     return std::string(row.name) + " knows no " + site.reduce + " of " + site.dtype;
   int64_t packets = 0;
@@ -142,7 +156,7 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans) {
 }
 
 void run(const Site& site, std::shared_ptr<Meeting> meeting) {
-  with_consumer<CpuAtom>(kCollectives[site.row], site.reduce, site.dtype, [&](auto consumer) {
+  with_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
     using Consumer = decltype(consumer);
     if (site.regime == Regime::kMeet)
       run_meet<Consumer>(site, meeting);

@@ -6,21 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "layout/collectives.h"
+#include "domain/site.h"
 #include "snac/call.h"
-#include "snac/regimes.h"
 
 namespace purlin::threads {
-
-// What all ranks of a call site agree on.
-struct Site {
-  int row = 0;
-  std::string reduce;  // operator and element type; empty for copies
-  std::string dtype;
-  Regime regime = Regime::kMeet;
-  int blocks = 0;  // for each rank; 0: by size
-  std::vector<int64_t> partition;
-};
 
 // Completes one rank's promise; an empty text is success.
 using Done = std::function<void(const std::string& error)>;

@@ -1,0 +1,197 @@
+// The domain of one process and its GPUs: peer access, one arena on each device, and its windows.
+#include "domain/peer/domain.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "domain/peer/watcher.h"
+
+namespace purlin::peer {
+namespace {
+
+constexpr int64_t kPacketBytesPerWindow = 8 << 20;
+constexpr int64_t kAlign = 4096;
+
+void check(cudaError_t error, const char* what) {
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+// Restores the calling thread's device: XLA's threads rely on theirs.
+class DeviceGuard {
+ public:
+  DeviceGuard() { cudaGetDevice(&device_); }
+  ~DeviceGuard() { cudaSetDevice(device_); }
+
+ private:
+  int device_ = 0;
+};
+
+int64_t arena_bytes_wanted() {
+  const char* text = std::getenv("PURLIN_ARENA_MB");
+  return (text ? std::max(1L, std::atol(text)) : 128) << 20;
+}
+
+std::mutex start_mutex;
+std::atomic<Domain*> current{nullptr};
+
+}  // namespace
+
+Domain& Domain::start() {
+  std::lock_guard lock(start_mutex);
+  if (!current) {
+    DeviceGuard guard;
+    auto* domain = new Domain(arena_bytes_wanted());  // lives as long as the process
+    start_watcher(*domain);
+    current = domain;
+  }
+  return *current;
+}
+
+Domain* Domain::running() { return current; }
+
+Domain::Domain(int64_t arena_bytes) : arena_bytes_(arena_bytes) {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  for (int d = 0; d < count; ++d) devices_.push_back(open(d));
+  used_ = (sizeof(uint64_t) * kNumCollectives * kNumRegimes + kAlign - 1) / kAlign * kAlign;
+  enable_peers();
+  load_kernels();
+  for (const Device& device : devices_) {
+    check(cudaSetDevice(device.ordinal), "cudaSetDevice");
+    check(cudaDeviceSynchronize(), "zeroing the arena");
+  }
+}
+
+Device Domain::open(int ordinal) {
+  Device device;
+  device.ordinal = ordinal;
+  check(cudaSetDevice(ordinal), "cudaSetDevice");
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
+  device.name = properties.name;
+  device.capability = properties.major * 10 + properties.minor;
+  device.multiprocessors = properties.multiProcessorCount;
+  check(cudaMalloc(reinterpret_cast<void**>(&device.arena), arena_bytes_),
+        "allocating the arena (PURLIN_ARENA_MB sets its size; XLA_PYTHON_CLIENT_MEM_FRACTION leaves "
+        "room beside XLA's pool)");
+  check(cudaMemset(device.arena, 0, arena_bytes_), "cudaMemset");
+  device.calls = reinterpret_cast<uint64_t*>(device.arena);
+  check(cudaHostAlloc(reinterpret_cast<void**>(&device.report), sizeof(Report),
+                      cudaHostAllocMapped | cudaHostAllocPortable),
+        "cudaHostAlloc");
+  *device.report = {};
+  check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device.device_report), device.report, 0),
+        "cudaHostGetDevicePointer");
+  return device;
+}
+
+void Domain::enable_peers() {
+  peers_.assign(devices_.size(), std::vector<bool>(devices_.size(), true));
+  for (size_t i = 0; i < devices_.size(); ++i)
+    for (size_t j = 0; j < devices_.size(); ++j) {
+      if (i == j) continue;
+      int can = 0;
+      check(cudaDeviceCanAccessPeer(&can, devices_[i].ordinal, devices_[j].ordinal),
+            "cudaDeviceCanAccessPeer");
+      peers_[i][j] = can;
+      if (!can) continue;
+      check(cudaSetDevice(devices_[i].ordinal), "cudaSetDevice");
+      const cudaError_t error = cudaDeviceEnablePeerAccess(devices_[j].ordinal, 0);
+      if (error == cudaErrorPeerAccessAlreadyEnabled)
+        cudaGetLastError();  // XLA was first
+      else
+        check(error, "cudaDeviceEnablePeerAccess");
+    }
+}
+
+void Domain::load_kernels() {
+  for (const Device& device : devices_) {
+    check(cudaSetDevice(device.ordinal), "cudaSetDevice");
+    for (const void* kernel : all_kernels()) {
+      // The grid must be co-resident, beside another of its kind: blocks wait for blocks.
+      int per_sm = 0;
+      check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, kMaxThreads, 0),
+            "loading a kernel");
+      if (per_sm * device.multiprocessors < 2 * kMaxBlocks && device.multiprocessors >= kMaxBlocks)
+        throw std::runtime_error("a kernel of " + std::to_string(kMaxBlocks) +
+                                 " blocks would not be resident twice on " + device.name);
+    }
+  }
+}
+
+const Device& Domain::device(int ordinal) const {
+  for (const Device& device : devices_)
+    if (device.ordinal == ordinal) return device;
+  throw std::runtime_error("device " + std::to_string(ordinal) + " is not in the domain");
+}
+
+bool Domain::can_peer(const std::vector<int>& ordinals) const {
+  for (int i : ordinals)
+    for (int j : ordinals)
+      if (!peers_.at(i).at(j)) return false;
+  return true;
+}
+
+int64_t Domain::arena_used() const {
+  std::lock_guard lock(mutex_);
+  return used_;
+}
+
+void Domain::attach(const std::vector<int64_t>& partition, int world,
+                    const std::vector<int>& ordinals, CudaCall& call) {
+  Slot slot;
+  {
+    std::lock_guard lock(mutex_);
+    auto [at, fresh] = slots_.try_emplace({partition, world});
+    if (fresh) {
+      const int64_t packet_bytes = kPacketBytesPerWindow;
+      const int64_t control_bytes = (sizeof(Control) + kAlign - 1) / kAlign * kAlign;
+      if (used_ + control_bytes + packet_bytes > arena_bytes_) {
+        slots_.erase(at);
+        throw std::runtime_error(
+            "the arena of " + std::to_string(arena_bytes_ >> 20) +
+            " MiB holds no window for another partition of the devices; raise PURLIN_ARENA_MB");
+      }
+      const int64_t capacity = packet_bytes / (2 * world * static_cast<int64_t>(sizeof(CudaPacket)));
+      at->second = {used_, used_ + control_bytes, capacity};
+      used_ += control_bytes + packet_bytes;
+    }
+    slot = at->second;
+  }
+  call.packet_capacity = slot.capacity;
+  for (int r = 0; r < world; ++r) {
+    char* arena = device(ordinals[r]).arena;
+    call.window[r] = {reinterpret_cast<Control*>(arena + slot.control),
+                      reinterpret_cast<CudaPacket*>(arena + slot.packets)};
+  }
+}
+
+int64_t Domain::calls(int row, int regime) const {
+  DeviceGuard guard;
+  int64_t sum = 0;
+  for (const Device& device : devices_) {
+    uint64_t n = 0;
+    cudaStream_t stream;
+    check(cudaSetDevice(device.ordinal), "cudaSetDevice");
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    check(cudaMemcpyAsync(&n, device.calls + row * kNumRegimes + regime, sizeof n,
+                          cudaMemcpyDeviceToHost, stream),
+          "reading the call counter");
+    check(cudaStreamSynchronize(stream), "reading the call counter");
+    check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+    sum += static_cast<int64_t>(n);
+  }
+  return sum;
+}
+
+void Domain::set_budget(double slow_s, double budget_s) {
+  for (const Device& device : devices_) {
+    auto* report = device.report;
+    __atomic_store_n(&report->slow_ns, static_cast<uint64_t>(slow_s * 1e9), __ATOMIC_RELAXED);
+    __atomic_store_n(&report->budget_ns, static_cast<uint64_t>(budget_s * 1e9), __ATOMIC_RELAXED);
+  }
+}
+
+}  // namespace purlin::peer

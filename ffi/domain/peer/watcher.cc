@@ -1,0 +1,80 @@
+// Prints what kernels report about waits that do not end, before Python sees an error.
+#include "domain/peer/watcher.h"
+
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "domain/counters.h"
+#include "domain/peer/domain.h"
+
+namespace purlin::peer {
+namespace {
+
+struct Log {
+  std::mutex mutex;
+  std::map<uint64_t, std::string> sites;
+  std::string last;
+};
+
+Log& log() {
+  static Log* all = new Log;
+  return *all;
+}
+
+std::string site_locked(uint64_t tag) {
+  const auto found = log().sites.find(tag);
+  return found == log().sites.end() ? "call site " + std::to_string(tag) : found->second;
+}
+
+std::string describe_locked(const Device& device, const Report& r) {
+  static constexpr const char* kPhases[] = {"entering", "waiting for packets", "leaving"};
+  const auto alarm = static_cast<Alarm>(r.alarm);
+  std::string text = "purlin: ";
+  text += alarm == Alarm::kSlow      ? "slow"
+          : alarm == Alarm::kExpired ? "gave up"
+                                     : "ranks disagree";
+  text += ": " + std::string(kCollectives[r.row].name) + " call " + std::to_string(r.epoch) +
+          " at " + site_locked(r.tag) + ": rank " + std::to_string(r.rank) + " of " +
+          std::to_string(r.world) + " (device " + std::to_string(device.ordinal) + ", block " +
+          std::to_string(r.block) + ") " + kPhases[static_cast<int>(r.phase)] + ", waiting for rank " +
+          std::to_string(r.peer);
+  if (alarm == Alarm::kDisagree)
+    return text + ", which runs " + site_locked(r.seen) + "; all ranks must run the same program";
+  return text + "; expected " + std::to_string(r.expected) + ", seen " + std::to_string(r.seen) +
+         ". The rank did not arrive: look at what its host thread does, or raise PURLIN_TIMEOUT_S";
+}
+
+void watch(const Domain& domain) {
+  std::map<int, uint64_t> shown;
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20)))
+    for (const Device& device : domain.devices()) {
+      const uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
+      if (alarm == 0 || alarm == shown[device.ordinal]) continue;
+      shown[device.ordinal] = alarm;
+      std::lock_guard lock(log().mutex);
+      log().last = describe_locked(device, *device.report);
+      std::fprintf(stderr, "%s\n", log().last.c_str());
+      std::fflush(stderr);
+    }
+}
+
+}  // namespace
+
+void start_watcher(const Domain& domain) {
+  std::thread([&domain] { watch(domain); }).detach();
+}
+
+void name_site(uint64_t tag, const std::string& text) {
+  std::lock_guard lock(log().mutex);
+  log().sites[tag] = text;
+}
+
+std::string last_report() {
+  std::lock_guard lock(log().mutex);
+  return log().last;
+}
+
+}  // namespace purlin::peer

@@ -1,0 +1,31 @@
+// A call site: what all ranks of one collective agree on before it runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layout/collectives.h"
+#include "snac/regimes.h"
+
+namespace purlin {
+
+struct Site {
+  int row = 0;
+  std::string reduce, dtype;  // of reductions; empty for copies
+  std::string atom;
+  Regime regime = Regime::kMeet;
+  int blocks = 0;   // of each rank; 0: the domain's choice by size
+  int threads = 0;  // of each block; 0: the domain's choice
+  int world = 1;
+  std::vector<int64_t> partition;      // logical devices of all groups, one group after another
+  std::vector<int64_t> devices;        // local ordinal of each logical device; empty: not known
+  std::vector<int64_t> split, concat;  // of each operand
+  uint64_t tag = 0;
+  std::string text;  // where the user wrote the call
+
+  const Collective& collective() const { return kCollectives[row]; }
+  int groups() const { return static_cast<int>(partition.size()) / world; }
+};
+
+}  // namespace purlin

@@ -1,0 +1,36 @@
+// What the Python modules of all platforms share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "domain/counters.h"
+#include "xla/target.h"
+
+namespace purlin::xla_ffi {
+
+// A custom-call target as jax.ffi.register_ffi_target and register_ffi_type take it.
+inline nanobind::dict as_dict(const Target& target) {
+  namespace nb = nanobind;
+  nb::dict stages, type, result;
+  stages["instantiate"] = nb::capsule(target.instantiate);
+  stages["execute"] = nb::capsule(target.execute);
+  type["type_id"] = nb::capsule(target.type_id);
+  type["type_info"] = nb::capsule(target.type_info);
+  result["stages"] = stages;
+  result["type"] = type;
+  return result;
+}
+
+// {(op, regime): count} of the counters that are not zero; count(row, regime).
+template <class Count>
+nanobind::dict counts(Count count) {
+  namespace nb = nanobind;
+  nb::dict all;
+  for (int row = 0; row < kNumCollectives; ++row)
+    for (int regime = 0; regime < kNumRegimes; ++regime)
+      if (const int64_t n = count(row, regime); n > 0)
+        all[nb::make_tuple(kCollectives[row].name.data(), kRegimeNames[regime])] = n;
+  return all;
+}
+
+}  // namespace purlin::xla_ffi

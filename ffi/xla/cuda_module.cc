@@ -1,0 +1,58 @@
+// The Python module of the CUDA side: its custom-call target, the domain and its reports.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+
+#include "domain/peer/domain.h"
+#include "domain/peer/watcher.h"
+#include "xla/binding.h"
+#include "xla/cuda.h"
+
+namespace nb = nanobind;
+using namespace purlin;
+
+namespace {
+
+nb::list devices() {
+  nb::list all;
+  for (const peer::Device& device : peer::Domain::start().devices()) {
+    nb::dict fields;
+    fields["ordinal"] = device.ordinal;
+    fields["name"] = device.name;
+    fields["capability"] = device.capability;
+    fields["multiprocessors"] = device.multiprocessors;
+    all.append(fields);
+  }
+  return all;
+}
+
+nb::dict calls() {
+  const peer::Domain* domain = peer::Domain::running();
+  if (domain == nullptr) return nb::dict();
+  return xla_ffi::counts([&](int row, int regime) { return domain->calls(row, regime); });
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, m) {
+  m.doc() = "CUDA part of purlin_jax.";
+  m.attr("architectures") = PURLIN_ARCHITECTURES;
+  m.attr("toolkit") = CUDART_VERSION;
+  m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cuda_target()); });
+  m.def("start", [] { peer::Domain::start(); }, nb::call_guard<nb::gil_scoped_release>(),
+        "Reserve an arena, open peer access and load every kernel, on every GPU; once.");
+  m.def("devices", &devices);
+  m.def("can_peer",
+        [](const std::vector<int>& ordinals) { return peer::Domain::start().can_peer(ordinals); });
+  m.def("arena", [] {
+    const peer::Domain& domain = peer::Domain::start();
+    return nb::make_tuple(domain.arena_used(), domain.arena_bytes());
+  });
+  m.def("calls", &calls);
+  m.def("set_budget", [](double slow_s, double budget_s) {
+    peer::Domain::start().set_budget(slow_s, budget_s);
+  });
+  m.def("last_report", &peer::last_report);
+}

@@ -1,0 +1,122 @@
+"""`python -m purlin_jax status | selftest | bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import purlin_jax as purlin
+from purlin_jax import _compat, _native, bench, domain, selftest
+from purlin_jax.policy import REGIMES, Policy, table
+
+
+def _devices(args: argparse.Namespace) -> list[jax.Device]:
+    """The devices asked for; on the CPU as many virtual ones."""
+    jax.config.update("jax_num_cpu_devices", args.devices or 8)
+    found = jax.devices(args.platform) if args.platform else jax.devices()
+    wanted = args.devices or len(found)
+    if wanted > len(found):
+        raise SystemExit(f"{wanted} devices were asked for, and {len(found)} are there")
+    return found[:wanted]
+
+
+def _mesh(args: argparse.Namespace) -> Mesh:
+    return Mesh(np.array(_devices(args)), ("i",))
+
+
+def status(args: argparse.Namespace) -> int:
+    """What was built, what is here, and what the domain found."""
+    devices = _devices(args)
+    print(f"purlin_jax {purlin.__version__}, jax {jax.__version__}")
+    print(f"FFI API: built for {_native.ffi_api}, jaxlib speaks {_compat.runtime_ffi_api()}")
+    print(f"devices: {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
+    if domain.cuda is None:
+        print("CUDA: not built (no CUDA compiler was found, or PURLIN_CUDA=off)")
+    else:
+        toolkit, archs = domain.cuda.toolkit, domain.cuda.architectures
+        print(f"CUDA: toolkit {toolkit // 1000}.{toolkit % 1000 // 10}, built for {archs}")
+    platform = "cuda" if devices[0].platform == "gpu" else "cpu"
+    if platform == "cuda" and domain.cuda is not None:
+        domain.ensure_started("cuda")
+        used, size = domain.cuda.arena()
+        print(f"arena: {used >> 20} of {size >> 20} MiB in use on each GPU")
+        ordinals = [d.local_hardware_id for d in devices]
+        peers = "yes" if domain.cuda.can_peer(ordinals) else "no"
+        print(f"peer access between all GPUs: {peers}")
+        slow, budget = domain.budget()
+        print(f"waits: reported after {slow:g} s, ended after {budget:g} s (0: never)")
+    arch = domain.arch(platform, Mesh(np.array(devices), ("i",)))
+    found = table(arch)
+    print(f"policy {found['arch']} for {arch}, Atom {found['atom']}:")
+    for row in found["rows"]:
+        print(f"  world {row['world']} ({row['source']})")
+        for band in row["bands"]:
+            limit = band["up_to_bytes"]
+            size = "any size" if limit is None else f"up to {limit} bytes a pair"
+            print(f"    {size}: {band['regime']}, {band['blocks'] or 'as many'} blocks")
+    return 0
+
+
+def run_selftest(args: argparse.Namespace) -> int:
+    """Every op in every regime, compared with jax.lax."""
+    rows = selftest.run(_mesh(args))
+    for r in rows:
+        verdict = "PASS" if r["passed"] else f"FAIL: {r['why']}"
+        print(f"{r['op']:12}{r['regime']:14}{r['dtype']:10}{r['items']:10}  {verdict}")
+    failed = sum(not r["passed"] for r in rows)
+    print(f"{len(rows) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Time per step in jit, beside jax.lax."""
+    setup = bench.Setup(
+        mesh=_mesh(args),
+        dtype=jax.numpy.dtype(args.dtype),
+        policy=Policy(args.policy),
+        samples=args.samples,
+    )
+    against = [name for name in args.against.split(",") if name]
+    sizes = [bench.parse_size(s) for s in args.sizes.split(",")]
+    rows = bench.run(args.ops.split(","), sizes, against, setup)
+    print(bench.table(rows))
+    if args.json:
+        report = {"header": bench.header(setup), "rows": rows}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if args.plot:
+        bench.plot(rows, args.plot)
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m purlin_jax")
+    commands = parser.add_subparsers(required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--platform", choices=("cpu", "gpu"), help="default: what jax takes")
+    common.add_argument("--devices", type=int, help="how many; default: all (8 on the CPU)")
+    p = commands.add_parser("status", parents=[common], help="what is built and what is here")
+    p.set_defaults(run=status)
+    p = commands.add_parser("selftest", parents=[common], help="compare with jax.lax")
+    p.set_defaults(run=run_selftest)
+    p = commands.add_parser("bench", parents=[common], help="time inside jit")
+    p.set_defaults(run=run_bench)
+    p.add_argument("--ops", default="all_reduce,all_to_all")
+    p.add_argument("--sizes", default="1K,16K,64K,256K,1M")
+    p.add_argument("--dtype", default="float32")
+    p.add_argument("--against", default="lax", help="comma list; empty for none")
+    p.add_argument("--policy", choices=REGIMES, default="auto", help="force a regime")
+    p.add_argument("--samples", type=int, default=15)
+    p.add_argument("--json", type=Path)
+    p.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    return args.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Times collectives inside jax.jit against jax.lax, in chains of dependent calls."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import purlin_jax as purlin
+from purlin_jax import domain
+from purlin_jax.policy import Policy, choose
+
+OPS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "all_to_all": (
+        lambda x: purlin.all_to_all(x, "i", 0, 0, tiled=True),
+        lambda x: jax.lax.all_to_all(x, "i", 0, 0, tiled=True),
+    ),
+    "all_reduce": (lambda x: purlin.all_reduce(x, "i"), lambda x: jax.lax.psum(x, "i")),
+}
+_NATIVE_HLO = {"all_to_all": "all-to-all", "all_reduce": "all-reduce"}
+
+
+class EmptiedError(RuntimeError):
+    """The compiled program does not hold the collectives that it should time."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all rows of one table share."""
+
+    mesh: Mesh
+    dtype: Any
+    policy: Policy
+    samples: int
+    in_flight: int = 10
+
+    @property
+    def platform(self) -> str:
+        return "cuda" if self.mesh.devices.flat[0].platform == "gpu" else "cpu"
+
+    def steps(self, nbytes: int) -> int:
+        """Dependent calls in one program; fewer where a call takes milliseconds."""
+        limit = 1 << 20 if self.platform == "cpu" else 64 << 20
+        return 200 if nbytes <= limit else 20
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "16", "4K", "1M" or "1G"."""
+    match = re.fullmatch(r"(\d+)([KMG]?)", text.strip().upper())
+    if match is None:
+        raise ValueError(f"a size is a number with K, M or G after it, not {text!r}")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+
+
+def chain(op: Callable[..., Any], steps: int, mesh: Mesh) -> Any:
+    """A jitted program of `steps` dependent calls: x <- op(x) * w, over local arrays [n].
+
+    The multiplication by a value of each device's own keeps the compiler from folding calls; it is
+    part of the step for every implementation.
+    """
+
+    def body(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(steps):
+            x = op(x) * w
+        return x
+
+    spec = PartitionSpec("i")
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(spec, spec), out_specs=spec))
+
+
+def require_collectives(text: str, op: str, impl: str, steps: int) -> None:
+    """Raise EmptiedError unless the compiled HLO `text` holds `steps` calls of `op`."""
+    pattern = (
+        rf'custom_call_target="{domain.TARGET}"'
+        if impl == "purlin"
+        else rf" {_NATIVE_HLO[op]}(-start)?\("
+    )
+    found = len(re.findall(pattern, text))
+    if found != steps:
+        raise EmptiedError(
+            f"the program of {steps} {op} by {impl} holds {found} of them after compilation, so "
+            "there is nothing to time"
+        )
+
+
+def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float]:
+    """Compile, warm up, and return a function that takes one sample: microseconds a step."""
+    mesh, steps = setup.mesh, setup.steps(nbytes)
+    world = mesh.size
+    items = max(world, nbytes // np.dtype(setup.dtype).itemsize // world * world)
+    sharding = NamedSharding(mesh, PartitionSpec("i"))
+    start = jax.device_put(
+        jax.random.uniform(jax.random.key(0), (world * items,)).astype(setup.dtype), sharding
+    )
+    scale = 1 / world if op == "all_reduce" else 1.0
+    w = jax.device_put(jnp.full((world,), scale, setup.dtype), sharding)
+    function = OPS[op][0 if impl == "purlin" else 1]
+    with purlin.policy(setup.policy.regime, blocks=setup.policy.blocks):
+        compiled = chain(function, steps, mesh).lower(start, w).compile()
+    require_collectives(compiled.as_text(), op, impl, steps)
+    for _ in range(3):
+        jax.block_until_ready(compiled(start, w))
+
+    def sample() -> float:
+        x = start
+        began = time.perf_counter()
+        for _ in range(setup.in_flight):
+            x = compiled(x, w)
+        x.block_until_ready()
+        return (time.perf_counter() - began) / setup.in_flight / steps * 1e6
+
+    return sample
+
+
+def run(
+    ops: Sequence[str], sizes: Sequence[int], against: Sequence[str], setup: Setup
+) -> list[dict[str, Any]]:
+    """One row for each op, size and implementation; samples of implementations alternate."""
+    rows = []
+    for op in ops:
+        for nbytes in sizes:
+            impls = ["purlin", *against]
+            samplers = [prepare(op, impl, nbytes, setup) for impl in impls]
+            taken: list[list[float]] = [[] for _ in impls]
+            for _ in range(setup.samples):
+                for mine, sampler in zip(taken, samplers, strict=True):
+                    mine.append(sampler())
+            for impl, us in zip(impls, taken, strict=True):
+                rows.append(_row(op, impl, nbytes, us, setup))
+    return rows
+
+
+def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> dict[str, Any]:
+    device = setup.mesh.devices.flat[0]
+    world = setup.mesh.size
+    pair = nbytes if op == "all_reduce" else nbytes // world
+    choice = choose(setup.policy, domain.arch(setup.platform, setup.mesh), world, pair)
+    ours = impl == "purlin"
+    median = float(np.median(us))
+    return {
+        "op": op,
+        "platform": setup.platform,
+        "device_kind": device.device_kind,
+        "devices": world,
+        "bytes": nbytes,
+        "dtype": np.dtype(setup.dtype).name,
+        "impl": impl,
+        "policy": "default" if setup.policy == Policy() else setup.policy.regime,
+        "timing": "jit",
+        "regime": choice.regime if ours else "",
+        "atom": choice.atom if ours else "",
+        "us_median": round(median, 3),
+        "us_p10": round(float(np.percentile(us, 10)), 3),
+        "us_p90": round(float(np.percentile(us, 90)), 3),
+        "algbw_gbs": round(nbytes / median / 1e3, 3),
+    }
+
+
+def header(setup: Setup) -> dict[str, Any]:
+    """What is needed to read the rows later."""
+    commit, dirty = "unknown", None
+    root = Path(__file__).parent.parent
+    try:
+        git = ["git", "-C", str(root)]
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+        dirty = bool(subprocess.check_output([*git, "status", "--porcelain"], text=True))
+    except (OSError, subprocess.CalledProcessError):
+        commit = os.environ.get("PURLIN_COMMIT", commit)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit,
+        "dirty": dirty,
+        "purlin_jax": purlin.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jax.lib.__version__,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "samples": setup.samples,
+        "in_flight": setup.in_flight,
+        "step": "x <- op(x) * w, 200 dependent steps a program (20 for large arrays)",
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as text, each purlin row with its ratio to the others."""
+    lines = [f"{'op':12}{'bytes':>12}{'impl':>8}{'regime':>14}{'us':>11}{'p10':>10}{'p90':>10}"]
+    lines[0] += f"{'GB/s':>10}{'times lax':>11}"
+    lax = {(r["op"], r["bytes"]): r["us_median"] for r in rows if r["impl"] == "lax"}
+    for r in rows:
+        base = lax.get((r["op"], r["bytes"]))
+        ratio = f"{base / r['us_median']:.2f}" if base and r["impl"] != "lax" else ""
+        lines.append(
+            f"{r['op']:12}{r['bytes']:12}{r['impl']:>8}{r['regime']:>14}{r['us_median']:11.2f}"
+            f"{r['us_p10']:10.2f}{r['us_p90']:10.2f}{r['algbw_gbs']:10.2f}{ratio:>11}"
+        )
+    return "\n".join(lines)
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Log-log plots of time and bandwidth by size, one line for each op and implementation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
+    for op in dict.fromkeys(r["op"] for r in rows):
+        for impl in dict.fromkeys(r["impl"] for r in rows):
+            mine = [r for r in rows if r["op"] == op and r["impl"] == impl]
+            style = "-o" if impl == "purlin" else "--s"
+            sizes = [r["bytes"] for r in mine]
+            left.plot(sizes, [r["us_median"] for r in mine], style, label=f"{op} {impl}")
+            right.plot(sizes, [r["algbw_gbs"] for r in mine], style, label=f"{op} {impl}")
+    left.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds a step")
+    right.set(xscale="log", yscale="log", xlabel="bytes", ylabel="GB/s (bytes / time)")
+    left.legend()
+    for axes in (left, right):
+        axes.grid(True, which="both", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
