@@ -18,7 +18,8 @@ from jax.interpreters import ad, batching, mlir
 Primitive = jax.extend.core.Primitive
 ShapedArray = _core.ShapedArray
 AxisEffect = _core.NamedAxisEffect
-__all__ = ["AxisEffect", "Primitive", "ShapedArray", "ad", "batching", "mlir"]
+PARTITION_ID = ShapedArray((), np.dtype("int32"))
+__all__ = ["PARTITION_ID", "AxisEffect", "Primitive", "ShapedArray", "ad", "batching", "mlir"]
 
 
 def zero_tangent(primal: Any) -> Any:
@@ -73,13 +74,12 @@ def partition_id(ctx: Any) -> Any:
         )
         return [region()]
 
-    scalar = ShapedArray((), np.dtype("int32"))
-    inner = ctx.replace(primitive=None, avals_in=[], avals_out=[scalar])
+    inner = ctx.replace(primitive=None, avals_in=[], avals_out=[PARTITION_ID])
     return mlir.lower_fun(nested, multiple_results=True)(inner)[0]
 
 
 _partition_id_p = Primitive("purlin_partition_id")
-_partition_id_p.def_abstract_eval(lambda: ShapedArray((), np.dtype("int32")))
+_partition_id_p.def_abstract_eval(lambda: PARTITION_ID)
 
 
 def _lower_partition_id(ctx: Any) -> Sequence[Any]:

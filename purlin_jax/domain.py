@@ -48,7 +48,7 @@ def ensure_started(platform: str) -> None:
         assert native is not None
         if platform == "cuda":
             native.start()
-            native.set_budget(*budget())
+            native.set_limits(*budget())
         target = native.targets()
         name = "CUDA" if platform == "cuda" else platform
         jax.ffi.register_ffi_type(_STATE, target["type"], platform=name)
@@ -75,7 +75,7 @@ def set_timeout(seconds: float, *, slow: float = 60.0) -> None:
       slow: a wait that lasts longer is reported on stderr, once.
     """
     ensure_started("cuda")
-    cuda.set_budget(slow, seconds)
+    cuda.set_limits(slow, seconds)
 
 
 def last_report() -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from purlin_jax import _native, domain, groups
 from purlin_jax._compat import (
+    PARTITION_ID,
     AxisEffect,
     Primitive,
     ad,
@@ -175,10 +176,6 @@ def _lower_to_lax(reason: str) -> Any:
     return rule
 
 
-def _row_major(rank: int) -> tuple[int, ...]:
-    return tuple(range(rank))[::-1]
-
-
 def _lower(platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params) -> Any:
         mesh = mesh_of(ctx)
@@ -186,14 +183,12 @@ def _lower(platform: str) -> Any:
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)
-        target = jax.ffi.ffi_lowering(
-            domain.TARGET,
-            operand_layouts=[(), *(_row_major(x.ndim) for x in ctx.avals_in)],
-            result_layouts=[_row_major(y.ndim) for y in ctx.avals_out],
-            skip_ffi_layout_processing=True,  # it would pair layouts with operands we have added to
-        )
+        # Row-major layouts for all, which plans assume: the default, where the context knows the
+        # operand that is added here.
+        inner = ctx.replace(avals_in=[PARTITION_ID, *ctx.avals_in])
+        target = jax.ffi.ffi_lowering(domain.TARGET)
         attributes = _attributes(platform, mesh, params, ctx.avals_in)
-        return target(ctx, partition_id(ctx), *operands, **attributes)
+        return target(inner, partition_id(ctx), *operands, **attributes)
 
     return rule
 

@@ -43,7 +43,10 @@ struct Rank {
 class Bench {
  public:
   Bench(const std::string& op, const std::string& regime, int blocks, int threads, int64_t bytes)
-      : row_(find_collective(op)), regime_(find_regime(regime)), blocks_(blocks), threads_(threads) {
+      : row_(find_collective(op)),
+        regime_(find_regime(regime)),
+        blocks_(blocks),
+        threads_(threads) {
     auto& domain = peer::Domain::start();
     world_ = static_cast<int>(domain.devices().size());
     items_ = bytes / 4 / world_ * world_;
@@ -69,10 +72,11 @@ class Bench {
       rank.call.operand[0] = {reinterpret_cast<char*>(rank.src), reinterpret_cast<char*>(rank.dst),
                               derive(kCollectives[row_], {items_}, 4, world_, {0, 0})};
       domain.attach(partition, world_, ordinals, rank.call);
-      rank.watch = {domain.device(r).device_report, domain.device(r).calls, row_};
+      const peer::Device& device = domain.device(r);
+      rank.watch = {device.device_report, device.limits, device.calls, row_};
       ranks_.push_back(rank);
     }
-    domain.set_budget(10, 20);
+    domain.set_limits(10, 20);
   }
 
   ~Bench() {

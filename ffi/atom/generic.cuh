@@ -16,7 +16,7 @@ struct GenericAtom {
 
   static constexpr const char* kName = "generic";
   __device__ static uint64_t flag(uint64_t epoch, uint64_t tag) {
-    return epoch << kTagBits | (tag & kTagMask);
+    return purlin::flag_of(epoch, tag);
   }
   __device__ static Packet make_packet(Word word, uint64_t epoch, uint64_t tag) {
     return {word, flag(epoch, tag)};
@@ -57,8 +57,8 @@ struct GenericAtom {
   // The widest access, up to 16 bytes, that fits all rows on both sides.
   __device__ static int common_alignment(const Plan& plan, Range range, const char* dst,
                                          const char* src) {
-    uint64_t all = reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) |
-                   range.begin | range.end;
+    uint64_t all =
+        reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | range.begin | range.end;
     if (!plan.contiguous()) {
       all |= plan.run;
       for (int d = 0; d < kMaxOuter; ++d) all |= plan.src_stride[d] | plan.dst_stride[d];
@@ -102,7 +102,8 @@ struct GenericAtom {
 #pragma unroll
         for (int i = 0; i < kFly; ++i)
           if (at + i * step < range.end)
-            v[i] = *reinterpret_cast<const V*>(src[q] + plan.offset(plan.src_stride, at + i * step));
+            v[i] =
+                *reinterpret_cast<const V*>(src[q] + plan.offset(plan.src_stride, at + i * step));
 #pragma unroll
         for (int i = 0; i < kFly; ++i) {
           T items[kItems];

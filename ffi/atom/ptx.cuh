@@ -28,12 +28,16 @@ __device__ inline uint64_t load_acquire_sys(const uint64_t* at) {
   return v;
 }
 
+// Orders everything before it before everything after it, for this thread and those it has met.
+__device__ inline void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
 // Sixteen bytes that are seen whole or not at all: one scalar b128 access, never a vector of
 // smaller ones (PTX ISA 8.3, sm_70). Orders nothing else.
 __device__ inline void store_pair_relaxed_sys(Pair* at, Pair v) {
   asm volatile(
-      "{\n\t.reg .b128 t;\n\tmov.b128 t, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], t;\n\t}"
-      ::"l"(at), "l"(v.low), "l"(v.high)
+      "{\n\t.reg .b128 t;\n\tmov.b128 t, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], t;\n\t}" ::
+          "l"(at),
+      "l"(v.low), "l"(v.high)
       : "memory");
 }
 __device__ inline Pair load_pair_relaxed_sys(const Pair* at) {

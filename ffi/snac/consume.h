@@ -108,6 +108,8 @@ struct ReduceConsumer {
     const Words<Word, char> to(operand.dst, plan, plan.dst_stride);
     const Stride<Block> stride(block);
     for (int64_t u = stride.first; u < units; u += stride.step) {
+      Word mine[kWords];  // loaded before any wait
+      for (int j = 0; j < kWords; ++j) mine[j] = own.load(u * kWords + j);
       Acc acc[kItems] = {};
       for (int q = 0; q < call.world; ++q) {
         Word words[kWords];
@@ -116,7 +118,7 @@ struct ReduceConsumer {
         for (int j = 0; j < kWords; ++j) {
           const int64_t i = u * kWords + j;
           words[j] =
-              q == call.rank ? own.load(i) : await_packet<Atom>(block, row + i, epoch, call.tag, q);
+              q == call.rank ? mine[j] : await_packet<Atom>(block, row + i, epoch, call.tag, q);
         }
         T items[kItems];
         memcpy(items, words, sizeof items);

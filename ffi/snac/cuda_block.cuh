@@ -17,18 +17,35 @@ struct CudaShared {
 template <class Packet>
 class CudaBlock {
  public:
+  // A rank is a grid, unless several virtual ranks share one: then index and count are given.
   __device__ CudaBlock(CudaShared& shared, const Call<Packet>& call, const Watch& watch)
-      : shared_(shared), call_(call), watch_(watch) {}
+      : CudaBlock(shared, call, watch, blockIdx.x, gridDim.x) {}
+  __device__ CudaBlock(CudaShared& shared, const Call<Packet>& call, const Watch& watch, int index,
+                       int count)
+      : shared_(shared), call_(call), watch_(watch), index_(index), count_(count) {}
 
-  __device__ int index() const { return blockIdx.x; }
-  __device__ int count() const { return gridDim.x; }
+  __device__ int index() const { return index_; }
+  __device__ int count() const { return count_; }
   __device__ int thread() const { return threadIdx.x; }
   __device__ int threads() const { return blockDim.x; }
   __device__ CudaShared& shared() { return shared_; }
   __device__ void sync() const { __syncthreads(); }
 
-  __device__ static void store(uint64_t* at, uint64_t v) { ptx::store_relaxed_sys(at, v); }
-  __device__ static uint64_t load(const uint64_t* at) { return ptx::load_relaxed_sys(at); }
+  // Tells a peer where an operand lies, after everything that this thread did before. Address and
+  // flag are one access, so that the fence has nothing to wait for.
+  __device__ static void announce(Notify* at, uint64_t address, uint64_t flag) {
+    ptx::fence_acq_rel_sys();
+    ptx::store_pair_relaxed_sys(reinterpret_cast<Pair*>(at), {address, flag});
+  }
+  // Waits for the announcement with `flag`, and for what its sender did before it.
+  __device__ uint64_t receive(const Notify* at, uint64_t flag, Where where) {
+    Pair seen;
+    while ((seen = ptx::load_pair_relaxed_sys(reinterpret_cast<const Pair*>(at))).high != flag)
+      stalled(where, flag, seen.high);
+    relax();
+    ptx::fence_acq_rel_sys();
+    return seen.low;
+  }
 
   // Releases everything that this block did before its last sync.
   __device__ static void signal(uint64_t* at, uint64_t v) { ptx::store_release_sys(at, v); }
@@ -42,72 +59,78 @@ class CudaBlock {
 
   // Called once for each look that found nothing.
   __device__ void stalled(Where where, uint64_t expected, uint64_t seen) {
-    if (++spins_ % kSpinsPerCheck == 0) check(where, expected, seen);
+    if (++spins_ % kSpinsPerCheck != 0) return;
+    if (spins_ == kSpinsPerCheck) start_ns_ = ptx::global_timer_ns();
+    check(call_, watch_, index_, start_ns_, where, expected, seen);
   }
   __device__ void relax() { spins_ = 0; }
 
-  __device__ void disagree(Where where, uint64_t own, uint64_t theirs) {
-    fail(Alarm::kDisagree, where, own, theirs);
-  }
-
  private:
-  static constexpr uint32_t kSpinsPerCheck = 1024;
-  static constexpr uint64_t kSecond = 1000000000;
+  static constexpr uint32_t kSpinsPerCheck = 1024;  // about half a millisecond
+  static constexpr uint64_t kGraceNs = 500000000;
 
-  __device__ __noinline__ void check(Where where, uint64_t expected, uint64_t seen) {
-    const uint64_t now = ptx::global_timer_ns();
-    if (spins_ == kSpinsPerCheck) start_ns_ = now;
-    if (load(&call_.control().poison) != 0) end();
-    if (where.phase == Phase::kPacket && expected >> kTagBits == seen >> kTagBits)
-      fail(Alarm::kDisagree, where, expected & kTagMask, seen & kTagMask);
-    const uint64_t waited = now - start_ns_;
-    const uint64_t budget = load(&watch_.report->budget_ns);
-    if (budget != 0 && waited > budget) fail(Alarm::kExpired, where, expected, seen);
-    if (waited > load(&watch_.report->slow_ns) && claim(1))
-      write(Alarm::kSlow, where, expected, seen);
+  // The rare path stands apart, and takes no address of the block, so that the waiting loops keep
+  // their state in registers.
+  __device__ __noinline__ static void check(const Call<Packet>& call, const Watch& watch, int block,
+                                            uint64_t start_ns, Where where, uint64_t expected,
+                                            uint64_t seen) {
+    if (ptx::load_relaxed_sys(&call.control().poison) != 0) end();
+    const bool flags = where.phase != Phase::kLeave;
+    if (flags && expected != seen && epoch_of(expected) == epoch_of(seen))
+      fail(call, watch, block, Alarm::kDisagree, where, expected, seen);
+    const uint64_t waited = ptx::global_timer_ns() - start_ns;
+    const uint64_t budget = ptx::load_relaxed_sys(&watch.limits->budget_ns);
+    if (budget != 0 && waited > budget)
+      fail(call, watch, block, Alarm::kExpired, where, expected, seen);
+    if (waited > ptx::load_relaxed_sys(&watch.limits->slow_ns) && claim(call, 1))
+      write(call, watch, block, Alarm::kSlow, where, expected, seen);
   }
 
-  // True for the first caller on this device that asks for `right`.
-  __device__ bool claim(uint64_t right) const {
-    auto* word = reinterpret_cast<unsigned long long*>(&call_.control().claimed);
+  // True for the first caller on this device and window that asks for `right`.
+  __device__ static bool claim(const Call<Packet>& call, uint64_t right) {
+    auto* word = reinterpret_cast<unsigned long long*>(&call.control().claimed);
     return (atomicOr(word, static_cast<unsigned long long>(right)) & right) == 0;
   }
 
-  __device__ void write(Alarm alarm, Where where, uint64_t expected, uint64_t seen) const {
-    Report& r = *watch_.report;
-    r.epoch = call_.control().epoch[index()] + 1;
+  __device__ static void write(const Call<Packet>& call, const Watch& watch, int block, Alarm alarm,
+                               Where where, uint64_t expected, uint64_t seen) {
+    Report& r = *watch.report;
+    r.epoch = call.control().epoch[block] + 1;
     r.expected = expected;
     r.seen = seen;
-    r.tag = call_.tag;
-    r.row = watch_.row;
-    r.rank = call_.rank;
-    r.world = call_.world;
+    r.tag = call.tag;
+    r.row = watch.row;
+    r.rank = call.rank;
+    r.world = call.world;
     r.peer = where.peer;
-    r.block = index();
+    r.block = block;
     r.phase = where.phase;
     ptx::store_release_sys(&r.alarm, static_cast<uint64_t>(alarm));
   }
 
   // No waiting kernel may return after this: a late peer would write into memory that somebody else
-  // owns by then. Peers are told, the report is written, and the context is given up.
-  __device__ __noinline__ void fail(Alarm alarm, Where where, uint64_t expected, uint64_t seen) {
-    if (claim(2)) {
-      write(alarm, where, expected, seen);
-      for (int p = 0; p < call_.world; ++p) store(&call_.window[p].control->poison, 1);
+  // owns by then. The report is written, peers are told, and the context is given up.
+  __device__ static void fail(const Call<Packet>& call, const Watch& watch, int block, Alarm alarm,
+                              Where where, uint64_t expected, uint64_t seen) {
+    if (claim(call, 2)) {
+      write(call, watch, block, alarm, where, expected, seen);
+      for (int p = 0; p < call.world; ++p)
+        ptx::store_relaxed_sys(&call.window[p].control->poison, 1);
     }
     end();
   }
 
   // The host's watcher gets the time to print the report before an error ends the program.
-  __device__ void end() const {
+  __device__ static void end() {
     const uint64_t start = ptx::global_timer_ns();
-    while (ptx::global_timer_ns() - start < kSecond / 2) __nanosleep(1000000);
+    while (ptx::global_timer_ns() - start < kGraceNs) __nanosleep(1000000);
     ptx::trap();
   }
 
   CudaShared& shared_;
   const Call<Packet>& call_;
   const Watch& watch_;
+  const int index_, count_;
   uint32_t spins_ = 0;
   uint64_t start_ns_ = 0;
 };

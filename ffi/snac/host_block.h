@@ -4,8 +4,6 @@
 #include <sched.h>
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 #include "snac/call.h"
 
@@ -48,9 +46,19 @@ class HostBlock {
   HostShared& shared() { return shared_; }
   void sync() { shared_.sync(); }
 
-  // Relaxed accesses to words that a peer reads or writes; a signal or an await orders them.
-  static void store(uint64_t* at, uint64_t v) { __atomic_store_n(at, v, __ATOMIC_RELAXED); }
-  static uint64_t load(const uint64_t* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+  // Tells a peer where an operand lies, after everything that this thread did before.
+  static void announce(Notify* at, uint64_t address, uint64_t flag) {
+    __atomic_store_n(&at->address, address, __ATOMIC_RELAXED);
+    __atomic_store_n(&at->flag, flag, __ATOMIC_RELEASE);
+  }
+  // Waits for the announcement with `flag`, and for what its sender did before it.
+  uint64_t receive(const Notify* at, uint64_t flag, Where where) {
+    uint64_t seen;
+    while ((seen = __atomic_load_n(&at->flag, __ATOMIC_ACQUIRE)) != flag)
+      stalled(where, flag, seen);
+    relax();
+    return __atomic_load_n(&at->address, __ATOMIC_RELAXED);
+  }
 
   // Releases everything that this block did before its last sync.
   static void signal(uint64_t* at, uint64_t v) { __atomic_store_n(at, v, __ATOMIC_RELEASE); }
@@ -66,11 +74,6 @@ class HostBlock {
     if (++spins_ > kSpinsBeforeYield) sched_yield();
   }
   void relax() { spins_ = 0; }
-
-  [[noreturn]] static void disagree(Where where, uint64_t own, uint64_t theirs) {
-    throw std::logic_error("rank " + std::to_string(where.peer) + " runs call site " +
-                           std::to_string(theirs) + " while this rank runs " + std::to_string(own));
-  }
 
  private:
   static constexpr int kSpinsBeforeYield = 64;

@@ -1,8 +1,7 @@
 // Instances of SNAC for CUDA: a kernel is a regime, a consumer and an Atom.
-#include "snac/kernels.h"
-
 #include "atom/generic.cuh"
 #include "snac/cuda_block.cuh"
+#include "snac/kernels.h"
 
 namespace purlin {
 namespace {
@@ -12,12 +11,12 @@ __global__ void __launch_bounds__(kMaxThreads)
     run(const __grid_constant__ CudaCall call, const __grid_constant__ Watch watch) {
   __shared__ CudaShared shared;
   CudaBlock<CudaPacket> block(shared, call, watch);
-  if (block.index() == 0 && block.thread() == 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(watch.calls), 1ull);
   if constexpr (regime == Regime::kPacket)
     packet<Atom, Consumer>(block, call);
   else
     zero_staging<Atom, Consumer>(block, call);
+  if (block.index() == 0 && block.thread() == 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(watch.calls), 1ull);
 }
 
 // Calls f(device function) for the kernel of a regime; nothing for regimes of the host.

@@ -1,4 +1,5 @@
-// The CUDA kernels: one for each Atom, regime, and consumer; looked up by name, launched by address.
+// The CUDA kernels: one for each Atom, regime, and consumer; looked up by name, launched by
+// address.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -10,6 +10,7 @@
 #include "snac/call.h"
 #include "snac/consume.h"
 #include "snac/epoch.h"
+#include "snac/tag.h"
 
 namespace purlin {
 
@@ -53,28 +54,22 @@ PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
 template <class Atom, class Consumer, class Block>
 PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& call) {
   const uint64_t epoch = enter(block, call);
+  const uint64_t flag = flag_of(epoch, call.tag);
   const int c = block.index();
   auto& from = block.shared().from;
 
   for (int p = block.thread(); p < call.world; p += block.threads()) {
     if (p == call.rank) continue;
-    Notify& theirs = call.window[p].control->ready[c][call.rank];
     for (int o = 0; o < call.operands; ++o)
-      block.store(&theirs.address[o], reinterpret_cast<uint64_t>(call.operand[o].src));
-    block.store(&theirs.tag, call.tag);
-    block.signal(&theirs.epoch, epoch);
+      block.announce(&call.window[p].control->ready[c][call.rank][o],
+                     reinterpret_cast<uint64_t>(call.operand[o].src), flag);
   }
   for (int p = block.thread(); p < call.world; p += block.threads()) {
-    Notify& mine = call.control().ready[c][p];
-    if (p != call.rank) {
-      block.await(&mine.epoch, epoch, {Phase::kEnter, p});
-      const uint64_t tag = block.load(&mine.tag);
-      if (tag != call.tag) block.disagree({Phase::kEnter, p}, call.tag, tag);
-    }
     for (int o = 0; o < call.operands; ++o) {
-      const char* src = p == call.rank
-                            ? call.operand[o].src
-                            : reinterpret_cast<const char*>(block.load(&mine.address[o]));
+      const char* src = call.operand[o].src;
+      if (p != call.rank)
+        src = reinterpret_cast<const char*>(
+            block.receive(&call.control().ready[c][p][o], flag, {Phase::kEnter, p}));
       from[o][p] = src + call.rank * call.operand[o].plan.src_step;
     }
   }

@@ -1,4 +1,4 @@
-// What a kernel tells the host about a wait that does not end: plain data in pinned memory.
+// What a kernel and the host tell each other about waits: plain data.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,15 @@ namespace purlin {
 
 enum class Alarm : uint32_t { kNone, kSlow, kExpired, kDisagree };
 
-// One for each device. The host writes the budgets, also while kernels run; a kernel writes the
-// record and then, releasing it, `alarm`.
-struct Report {
+// How long a wait may last, in device memory: many threads look at it at once, and over PCIe that
+// would make this rank late, then its peer, and so on. The host may change it while kernels run.
+struct Limits {
   uint64_t budget_ns;  // 0: no end
   uint64_t slow_ns;
+};
+
+// One for each device, in pinned host memory. `alarm` is written last and releases the rest.
+struct Report {
   uint64_t alarm;
   uint64_t epoch;  // of the call: its number on the window
   uint64_t expected;
@@ -28,8 +32,9 @@ struct Report {
 };
 
 struct Watch {
-  Report* report;    // as the device sees it
-  uint64_t* calls;   // device memory: counts this collective in this regime
+  Report* report;        // as the device sees it
+  const Limits* limits;  // device memory
+  uint64_t* calls;       // device memory: counts this collective in this regime
   int32_t row;
 };
 

@@ -12,12 +12,11 @@ inline constexpr int kMaxRanks = 16;
 inline constexpr int kMaxBlocks = 64;
 inline constexpr int kMaxOperands = 4;
 
-// "I have entered call `epoch` of call site `tag`, and my operands lie here." Written by a peer's
-// block; the epoch comes last and releases the rest.
-struct alignas(64) Notify {
-  uint64_t address[kMaxOperands];
-  uint64_t tag;
-  uint64_t epoch;
+// "I have entered the call of this flag, and an operand of mine lies here." Written by a peer's
+// block.
+struct alignas(16) Notify {
+  uint64_t address;
+  uint64_t flag;
 };
 
 // Zeroed once, before any peer may see it; never unmapped while the domain lives. The epoch of a
@@ -27,8 +26,8 @@ struct alignas(64) Control {
   uint64_t epoch[kMaxBlocks];
   uint64_t poison;   // a peer has given up: nothing that waits here may end well
   uint64_t claimed;  // which kinds of report the own device has written
-  Notify ready[kMaxBlocks][kMaxRanks];   // [own block][peer that entered]
-  uint64_t done[kMaxBlocks][kMaxRanks];  // [own block][peer that has read my operands]
+  Notify ready[kMaxBlocks][kMaxRanks][kMaxOperands];  // [own block][peer that entered]
+  uint64_t done[kMaxBlocks][kMaxRanks];               // [own block][peer that has read them]
 };
 
 // A window as peers see it. Packets lie in two halves by the parity of the epoch, in each half one

@@ -18,9 +18,7 @@ class Words {
     whole_ = all % kBytes == 0;
   }
 
-  PURLIN_HD static int64_t count(const Plan& plan) {
-    return (plan.bytes() + kBytes - 1) / kBytes;
-  }
+  PURLIN_HD static int64_t count(const Plan& plan) { return (plan.bytes() + kBytes - 1) / kBytes; }
 
   PURLIN_RANK Word load(int64_t i) const {
     if (whole_) return *reinterpret_cast<const Word*>(base_ + plan_.offset(stride_, i * kBytes));

@@ -11,14 +11,13 @@
 #include <deque>
 #include <memory>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "atom/cpu.h"
-#include "layout/derive.h"
 #include "snac/host_block.h"
 #include "snac/regimes.h"
+#include "tests/stress_job.h"
 
 namespace purlin {
 namespace {
@@ -36,52 +35,6 @@ using CpuCall = Call<CpuAtom::Packet>;
 using CpuWindow = Window<CpuAtom::Packet>;
 
 constexpr int64_t kCapacity = 4096;  // packets
-constexpr int64_t kMaxItems = 3 * 5 * 7 * 16 * 16;
-
-struct Shape {
-  std::vector<int64_t> local;  // input of one rank
-  Axes axes;
-};
-
-// One collective that all ranks will run, chosen from data they share.
-struct Job {
-  int row;
-  Regime regime;
-  bool half_floats;  // bf16 instead of f32
-  int operands;
-  Shape shape[kMaxOperands];
-};
-
-Job choose(uint64_t seed, int world) {
-  std::mt19937_64 random(seed);
-  auto pick = [&](int n) { return static_cast<int>(random() % n); };
-  Job job;
-  job.row = pick(kNumCollectives);
-  job.regime = pick(2) ? Regime::kPacket : Regime::kZeroStaging;
-  job.half_floats = pick(2);
-  job.operands = 1 + pick(3);
-  for (int o = 0; o < job.operands; ++o) {
-    Shape& shape = job.shape[o];
-    shape.local = {1 + pick(3), 1 + pick(5), 1 + pick(7)};
-    shape.axes = {pick(3), pick(3)};
-    const int64_t factor = 1 + pick(pick(4) == 0 ? 16 : 2);
-    shape.local[pick(3)] *= factor;
-    if (kCollectives[job.row].splits_input()) shape.local[shape.axes.split] *= world;
-  }
-  return job;
-}
-
-// Small integers: their sums are exact in every order and in bf16 (up to 16 ranks of at most 15).
-int value_of(int call, int operand, int rank, int64_t index) {
-  return static_cast<int>((call * 7 + operand * 5 + rank * 3 + index) % 16);
-}
-
-int64_t items_of(const std::vector<int64_t>& shape) {
-  int64_t n = 1;
-  for (int64_t d : shape) n *= d;
-  return n;
-}
-
 struct Rank {
   Control control{};
   std::vector<CpuAtom::Packet> packets;
@@ -142,7 +95,7 @@ class Stress {
       const auto& shape = job.shape[o];
       call.operand[o] = {
           rank.input[o].data(), rank.output[o].data(),
-          derive(kCollectives[job.row], shape.local, job.half_floats ? 2 : 4, world_, shape.axes)};
+          derive(kCollectives[job.row], shape.local, item_bytes(job), world_, shape.axes)};
     }
     for (int q = 0; q < world_; ++q)
       call.window[q] = {&ranks_[q].control, ranks_[q].packets.data()};
@@ -169,53 +122,17 @@ class Stress {
       launch_as<ReduceConsumer<SleepyAtom, float, float, Sum>>(block, job.regime, call);
   }
 
-  static void put(char* at, int64_t i, bool half, float v) {
-    if (half)
-      reinterpret_cast<Bfloat16*>(at)[i] = narrow<Bfloat16>(v);
-    else
-      reinterpret_cast<float*>(at)[i] = v;
-  }
-  static float get(const char* at, int64_t i, bool half) {
-    return half ? widen(reinterpret_cast<const Bfloat16*>(at)[i])
-                : reinterpret_cast<const float*>(at)[i];
-  }
-
   void fill(const Job& job, int n, int r) {
     for (int o = 0; o < job.operands; ++o) {
-      const int64_t items = items_of(job.shape[o].local);
-      for (int64_t i = 0; i < items; ++i)
-        put(ranks_[r].input[o].data(), i, job.half_floats, value_of(n, o, r, i));
+      fill_input(job, n, o, r, ranks_[r].input[o].data());
       std::fill(ranks_[r].output[o].begin(), ranks_[r].output[o].end(), 0x55);
     }
   }
 
-  // The oracle indexes arrays by coordinates and knows nothing of plans.
   void check(const Job& job, int n, int r) {
-    const Collective& row = kCollectives[job.row];
     for (int o = 0; o < job.operands; ++o) {
-      const auto& in = job.shape[o].local;
-      const auto out = result_shape(row, in, world_, job.shape[o].axes);
-      const auto [split, concat] = job.shape[o].axes;
-      const int64_t in_block = row.splits_input() ? in[split] / world_ : 0;
-      const int64_t out_block = row.splits_output() ? out[concat] / world_ : 0;
-      for (int64_t i = 0; i < items_of(out); ++i) {
-        int64_t at[3] = {i / (out[1] * out[2]), i / out[2] % out[1], i % out[2]};
-        int from = -1;  // one sender, or all
-        if (row.splits_output()) {
-          from = static_cast<int>(at[concat] / out_block);
-          at[concat] %= out_block;
-        }
-        if (row.splits_input()) at[split] += r * in_block;
-        const int64_t index = (at[0] * in[1] + at[1]) * in[2] + at[2];
-        float expected = 0;
-        for (int q = 0; q < world_; ++q)
-          if (from < 0 || from == q) expected += value_of(n, o, q, index);
-        const float seen = get(ranks_[r].output[o].data(), i, job.half_floats);
-        if (seen != expected && __atomic_fetch_add(&wrong_, 1, __ATOMIC_RELAXED) < 5)
-          std::fprintf(stderr, "call %d %s regime %d rank %d operand %d [%ld]: %g, expected %g\n",
-                       n, std::string(row.name).c_str(), static_cast<int>(job.regime), r, o,
-                       static_cast<long>(i), seen, expected);
-      }
+      const int64_t wrong = count_wrong(job, n, o, r, world_, ranks_[r].output[o].data());
+      __atomic_fetch_add(&wrong_, wrong, __ATOMIC_RELAXED);
     }
   }
 

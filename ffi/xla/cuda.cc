@@ -30,7 +30,7 @@ struct CudaSite {
                                   site.reduce + " " + site.dtype + " in regime " +
                                   kRegimeNames[static_cast<int>(site.regime)] + " by Atom " +
                                   site.atom);
-    peer::name_site(site.tag & kTagMask, std::string(site.collective().name) + " in " + site.text);
+    peer::name_site(tag_of(site.tag), std::string(site.collective().name) + " in " + site.text);
   }
 
   const Site site;
@@ -65,10 +65,10 @@ CudaSite::Ready prepare(const Site& site, int ordinal) {
   CudaSite::Ready ready;
   ready.call.rank = position - first;
   ready.call.world = site.world;
-  ready.call.tag = site.tag & kTagMask;
+  ready.call.tag = tag_of(site.tag);
   domain.attach(partition, site.world, group, ready.call);
   const peer::Device& device = domain.device(ordinal);
-  ready.watch = {device.device_report,
+  ready.watch = {device.device_report, device.limits,
                  device.calls + site.row * kNumRegimes + static_cast<int>(site.regime), site.row};
   return ready;
 }
@@ -96,7 +96,8 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
     }
     if (bytes == 0) return ffi::Error::Success();
     if (site.regime == Regime::kPacket && packets > call.packet_capacity)
-      throw std::invalid_argument("the packet regime holds " + std::to_string(call.packet_capacity) +
+      throw std::invalid_argument("the packet regime holds " +
+                                  std::to_string(call.packet_capacity) +
                                   " packets of 8 bytes for a peer, not " + std::to_string(packets) +
                                   "; force zero_staging or leave the regime to the policy");
     const int blocks = site.blocks > 0 ? site.blocks : kMaxBlocks / 2;

@@ -41,8 +41,9 @@ NB_MODULE(_cuda, m) {
   m.attr("architectures") = PURLIN_ARCHITECTURES;
   m.attr("toolkit") = CUDART_VERSION;
   m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cuda_target()); });
-  m.def("start", [] { peer::Domain::start(); }, nb::call_guard<nb::gil_scoped_release>(),
-        "Reserve an arena, open peer access and load every kernel, on every GPU; once.");
+  m.def(
+      "start", [] { peer::Domain::start(); }, nb::call_guard<nb::gil_scoped_release>(),
+      "Reserve an arena, open peer access and load every kernel, on every GPU; once.");
   m.def("devices", &devices);
   m.def("can_peer",
         [](const std::vector<int>& ordinals) { return peer::Domain::start().can_peer(ordinals); });
@@ -51,8 +52,7 @@ NB_MODULE(_cuda, m) {
     return nb::make_tuple(domain.arena_used(), domain.arena_bytes());
   });
   m.def("calls", &calls);
-  m.def("set_budget", [](double slow_s, double budget_s) {
-    peer::Domain::start().set_budget(slow_s, budget_s);
-  });
+  m.def("set_limits",
+        [](double slow_s, double budget_s) { peer::Domain::start().set_limits(slow_s, budget_s); });
   m.def("last_report", &peer::last_report);
 }

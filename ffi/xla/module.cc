@@ -71,12 +71,16 @@ NB_MODULE(_native, m) {
   m.attr("collectives") = table();
   m.attr("reductions") = names(kReduceOps);
   m.attr("reduce_dtypes") = names(kReduceDtypes);
-  m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cpu_target()); }, "Capsules of the custom-call target and its state, for JAX.");
-  m.def("calls",
-        [] {
-          return xla_ffi::counts(
-              [](int row, int regime) { return Counters::instance().get(row, regime); });
-        }, "{(op, regime): number of ranks that ran it} since the start.");
+  m.def(
+      "targets", [] { return xla_ffi::as_dict(xla_ffi::cpu_target()); },
+      "Capsules of the custom-call target and its state, for JAX.");
+  m.def(
+      "calls",
+      [] {
+        return xla_ffi::counts(
+            [](int row, int regime) { return Counters::instance().get(row, regime); });
+      },
+      "{(op, regime): number of ranks that ran it} since the start.");
   m.def(
       "result_shape",
       [](const std::string& op, const std::vector<int64_t>& shape, int world, int split,

@@ -34,9 +34,8 @@ inline std::string text(const ffi::Dictionary& all, std::string_view name) {
 inline int number(const ffi::Dictionary& all, std::string_view name, int least, int most) {
   const int64_t value = attribute<int64_t>(all, name);
   if (value < least || value > most)
-    throw std::invalid_argument(std::string(name) + "=" + std::to_string(value) +
-                                " is outside " + std::to_string(least) + " to " +
-                                std::to_string(most));
+    throw std::invalid_argument(std::string(name) + "=" + std::to_string(value) + " is outside " +
+                                std::to_string(least) + " to " + std::to_string(most));
   return static_cast<int>(value);
 }
 
@@ -61,8 +60,9 @@ inline Site read_site(const ffi::Dictionary& all) {
   site.tag = static_cast<uint64_t>(attribute<int64_t>(all, "tag"));
   site.text = text(all, "site");
   if (site.partition.empty() || site.partition.size() % site.world != 0)
-    throw std::invalid_argument("groups of " + std::to_string(site.world) + " ranks do not divide " +
-                                std::to_string(site.partition.size()) + " devices");
+    throw std::invalid_argument("groups of " + std::to_string(site.world) +
+                                " ranks do not divide " + std::to_string(site.partition.size()) +
+                                " devices");
   return site;
 }
 
@@ -72,8 +72,7 @@ ffi::ErrorOr<std::unique_ptr<State>> instantiate(ffi::Dictionary attributes) {
   try {
     return std::make_unique<State>(read_site(attributes));
   } catch (const std::exception& error) {
-    return ffi::Unexpected(
-        ffi::Error::InvalidArgument(std::string("purlin: ") + error.what()));
+    return ffi::Unexpected(ffi::Error::InvalidArgument(std::string("purlin: ") + error.what()));
   }
 }
 

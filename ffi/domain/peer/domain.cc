@@ -1,6 +1,7 @@
 // The domain of one process and its GPUs: peer access, one arena on each device, and its windows.
 #include "domain/peer/domain.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -27,6 +28,17 @@ class DeviceGuard {
  private:
   int device_ = 0;
 };
+
+// A copy that waits for no other stream of the device: kernels may be waiting for each other.
+void transfer(const Device& device, void* to, const void* from, size_t bytes) {
+  DeviceGuard guard;
+  cudaStream_t stream;
+  check(cudaSetDevice(device.ordinal), "cudaSetDevice");
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
 
 int64_t arena_bytes_wanted() {
   const char* text = std::getenv("PURLIN_ARENA_MB");
@@ -55,7 +67,7 @@ Domain::Domain(int64_t arena_bytes) : arena_bytes_(arena_bytes) {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   for (int d = 0; d < count; ++d) devices_.push_back(open(d));
-  used_ = (sizeof(uint64_t) * kNumCollectives * kNumRegimes + kAlign - 1) / kAlign * kAlign;
+  used_ = kAlign;  // counters and limits
   enable_peers();
   load_kernels();
   for (const Device& device : devices_) {
@@ -73,11 +85,13 @@ Device Domain::open(int ordinal) {
   device.name = properties.name;
   device.capability = properties.major * 10 + properties.minor;
   device.multiprocessors = properties.multiProcessorCount;
-  check(cudaMalloc(reinterpret_cast<void**>(&device.arena), arena_bytes_),
-        "allocating the arena (PURLIN_ARENA_MB sets its size; XLA_PYTHON_CLIENT_MEM_FRACTION leaves "
-        "room beside XLA's pool)");
+  check(
+      cudaMalloc(reinterpret_cast<void**>(&device.arena), arena_bytes_),
+      "allocating the arena (PURLIN_ARENA_MB sets its size; XLA_PYTHON_CLIENT_MEM_FRACTION leaves "
+      "room beside XLA's pool)");
   check(cudaMemset(device.arena, 0, arena_bytes_), "cudaMemset");
   device.calls = reinterpret_cast<uint64_t*>(device.arena);
+  device.limits = reinterpret_cast<Limits*>(device.calls + kNumCollectives * kNumRegimes);
   check(cudaHostAlloc(reinterpret_cast<void**>(&device.report), sizeof(Report),
                       cudaHostAllocMapped | cudaHostAllocPortable),
         "cudaHostAlloc");
@@ -154,7 +168,8 @@ void Domain::attach(const std::vector<int64_t>& partition, int world,
             "the arena of " + std::to_string(arena_bytes_ >> 20) +
             " MiB holds no window for another partition of the devices; raise PURLIN_ARENA_MB");
       }
-      const int64_t capacity = packet_bytes / (2 * world * static_cast<int64_t>(sizeof(CudaPacket)));
+      const int64_t capacity =
+          packet_bytes / (2 * world * static_cast<int64_t>(sizeof(CudaPacket)));
       at->second = {used_, used_ + control_bytes, capacity};
       used_ += control_bytes + packet_bytes;
     }
@@ -169,29 +184,18 @@ void Domain::attach(const std::vector<int64_t>& partition, int world,
 }
 
 int64_t Domain::calls(int row, int regime) const {
-  DeviceGuard guard;
   int64_t sum = 0;
   for (const Device& device : devices_) {
     uint64_t n = 0;
-    cudaStream_t stream;
-    check(cudaSetDevice(device.ordinal), "cudaSetDevice");
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-    check(cudaMemcpyAsync(&n, device.calls + row * kNumRegimes + regime, sizeof n,
-                          cudaMemcpyDeviceToHost, stream),
-          "reading the call counter");
-    check(cudaStreamSynchronize(stream), "reading the call counter");
-    check(cudaStreamDestroy(stream), "cudaStreamDestroy");
+    transfer(device, &n, device.calls + row * kNumRegimes + regime, sizeof n);
     sum += static_cast<int64_t>(n);
   }
   return sum;
 }
 
-void Domain::set_budget(double slow_s, double budget_s) {
-  for (const Device& device : devices_) {
-    auto* report = device.report;
-    __atomic_store_n(&report->slow_ns, static_cast<uint64_t>(slow_s * 1e9), __ATOMIC_RELAXED);
-    __atomic_store_n(&report->budget_ns, static_cast<uint64_t>(budget_s * 1e9), __ATOMIC_RELAXED);
-  }
+void Domain::set_limits(double slow_s, double budget_s) {
+  const Limits limits{static_cast<uint64_t>(budget_s * 1e9), static_cast<uint64_t>(slow_s * 1e9)};
+  for (const Device& device : devices_) transfer(device, device.limits, &limits, sizeof limits);
 }
 
 }  // namespace purlin::peer

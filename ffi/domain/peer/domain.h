@@ -22,7 +22,8 @@ struct Device {
   int capability = 0;  // 90 for sm_90
   int multiprocessors = 0;
   char* arena = nullptr;
-  uint64_t* calls = nullptr;  // [row][regime], in the arena
+  uint64_t* calls = nullptr;  // [row][regime], at the start of the arena
+  Limits* limits = nullptr;   // behind the counters
   Report* report = nullptr;   // pinned; `device_report` is the same memory as the device sees it
   Report* device_report = nullptr;
 };
@@ -49,7 +50,7 @@ class Domain {
               CudaCall& call);
 
   int64_t calls(int row, int regime) const;
-  void set_budget(double slow_s, double budget_s);
+  void set_limits(double slow_s, double budget_s);
 
  private:
   explicit Domain(int64_t arena_bytes);

@@ -9,6 +9,7 @@
 
 #include "domain/counters.h"
 #include "domain/peer/domain.h"
+#include "snac/tag.h"
 
 namespace purlin::peer {
 namespace {
@@ -33,17 +34,19 @@ std::string describe_locked(const Device& device, const Report& r) {
   static constexpr const char* kPhases[] = {"entering", "waiting for packets", "leaving"};
   const auto alarm = static_cast<Alarm>(r.alarm);
   std::string text = "purlin: ";
-  text += alarm == Alarm::kSlow      ? "slow"
-          : alarm == Alarm::kExpired ? "gave up"
-                                     : "ranks disagree";
+  text += alarm == Alarm::kSlow ? "slow" : alarm == Alarm::kExpired ? "gave up" : "ranks disagree";
   text += ": " + std::string(kCollectives[r.row].name) + " call " + std::to_string(r.epoch) +
           " at " + site_locked(r.tag) + ": rank " + std::to_string(r.rank) + " of " +
           std::to_string(r.world) + " (device " + std::to_string(device.ordinal) + ", block " +
-          std::to_string(r.block) + ") " + kPhases[static_cast<int>(r.phase)] + ", waiting for rank " +
-          std::to_string(r.peer);
+          std::to_string(r.block) + ") " + kPhases[static_cast<int>(r.phase)] +
+          ", waiting for rank " + std::to_string(r.peer);
   if (alarm == Alarm::kDisagree)
-    return text + ", which runs " + site_locked(r.seen) + "; all ranks must run the same program";
-  return text + "; expected " + std::to_string(r.expected) + ", seen " + std::to_string(r.seen) +
+    return text + ", which runs " + site_locked(tag_of(r.seen)) +
+           "; all ranks must run the same program";
+  // Flags hold the epoch and a tag; the words of the exit hold the epoch alone.
+  auto epoch = [&](uint64_t word) { return r.phase == Phase::kLeave ? word : epoch_of(word); };
+  return text + "; expected epoch " + std::to_string(epoch(r.expected)) + ", seen " +
+         std::to_string(epoch(r.seen)) +
          ". The rank did not arrive: look at what its host thread does, or raise PURLIN_TIMEOUT_S";
 }
 
