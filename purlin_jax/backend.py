@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -66,9 +67,7 @@ def refusal(op: str, reduce: str, avals: Sequence[Any], world: int) -> str | Non
     for aval in avals:
         if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
             return f"dtype {aval.dtype} is not plain data"
-        if aval.dtype.name.removeprefix("u").startswith(("int2", "int4")) or (
-            aval.dtype.name.startswith(("float4", "float6"))
-        ):
+        if re.match(r"u?int[124](_|$)|float[46]_", aval.dtype.name):
             return f"dtype {aval.dtype} has fewer than 8 bits"
         if not reduce:
             continue

@@ -43,7 +43,7 @@ def _run(
         world=groups_lib.world_size(names, groups),
         split=tuple(split for split, _ in axes),
         concat=tuple(concat for _, concat in axes),
-        invariant=op == "all_reduce" and check_vma(),
+        invariant=op == "all_reduce" and groups is None and check_vma(),
         policy=current_policy(),
         backend=chosen,
         site=_call_site(),
@@ -125,7 +125,7 @@ def all_to_all(
     """
     op = "all_to_all"
     names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_bound(op, names)
+    groups_lib.require_mesh_axes(op, names)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not names:
         return x
@@ -189,7 +189,7 @@ def all_reduce(
       ValueError: no such reduction.
     """
     names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_bound("all_reduce", names)
+    groups_lib.require_mesh_axes("all_reduce", names)
     if op not in _native.reductions:
         raise ValueError(
             f"purlin.all_reduce: no reduction {op!r}; take one of {_native.reductions}"

@@ -21,6 +21,7 @@ _STATE = "purlin_call_site_v1"
 
 _lock = threading.Lock()
 _registered: set[str] = set()
+_limits: tuple[float, float] | None = None
 
 
 def check_ffi_api() -> None:
@@ -44,11 +45,10 @@ def ensure_started(platform: str) -> None:
         if platform in _registered:
             return
         jax.devices(platform)
-        native = cuda if platform == "cuda" else _native
-        assert native is not None
+        native = _module(platform)
         if platform == "cuda":
             native.start()
-            native.set_limits(*budget())
+        native.set_limits(*budget())
         target = native.targets()
         name = "CUDA" if platform == "cuda" else platform
         jax.ffi.register_ffi_type(_STATE, target["type"], platform=name)
@@ -57,30 +57,38 @@ def ensure_started(platform: str) -> None:
 
 
 def budget() -> tuple[float, float]:
-    """Seconds after which a wait on a GPU is reported, and after which it ends in an error.
+    """Seconds after which a wait is reported, and after which it ends in an error.
 
-    PURLIN_SLOW_S (60) and PURLIN_TIMEOUT_S (1800; 0 never ends it).
+    What set_timeout was told, else PURLIN_SLOW_S (60) and PURLIN_TIMEOUT_S (1800; 0 never ends it).
     """
-    return (
+    return _limits or (
         float(os.environ.get("PURLIN_SLOW_S", "60")),
         float(os.environ.get("PURLIN_TIMEOUT_S", "1800")),
     )
 
 
 def set_timeout(seconds: float, *, slow: float = 60.0) -> None:
-    """Change how long a rank on a GPU waits for another, also for programs compiled already.
+    """Change how long a rank waits for another, also in programs that are compiled already.
 
     Args:
       seconds: a wait that lasts longer ends in an error; 0 waits for ever.
       slow: a wait that lasts longer is reported on stderr, once.
     """
-    ensure_started("cuda")
-    cuda.set_limits(slow, seconds)
+    global _limits
+    with _lock:
+        _limits = (slow, seconds)
+        for platform in _registered:
+            _module(platform).set_limits(slow, seconds)
 
 
 def last_report() -> str:
     """The last report of a wait that did not end, as printed on stderr; empty if there was none."""
-    return cuda.last_report() if cuda is not None else ""
+    reports = [_module(platform).last_report() for platform in sorted(_registered)]
+    return "\n".join(text for text in reports if text)
+
+
+def _module(platform: str) -> Any:
+    return cuda if platform == "cuda" else _native
 
 
 def refusal(platform: str, mesh: Any) -> str | None:

@@ -19,13 +19,22 @@ def canonical_axes(axis_name: AxisName) -> tuple[Hashable, ...]:
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
-def require_bound(op: str, axes: Sequence[Hashable]) -> None:
-    """Raise NameError, with what to do, for an axis that no shard_map around the call binds."""
+def require_mesh_axes(op: str, axes: Sequence[Hashable]) -> None:
+    """Raise, with what to do, for an axis that is not one of the shard_map around the call.
+
+    NameError where nothing binds the axis, NotImplementedError where a vmap does.
+    """
+    mesh_axes = jax.sharding.get_abstract_mesh().axis_names
     for axis in axes:
         if not _compat.axis_is_bound(axis):
             raise NameError(
                 f"purlin.{op}: axis {axis!r} is not bound; call it inside jax.shard_map over a "
                 f"mesh with an axis {axis!r}"
+            )
+        if axis not in mesh_axes:
+            raise NotImplementedError(
+                f"purlin.{op} over axis {axis!r} of a vmap: purlin joins mesh axes; use jax.lax "
+                "for axes that vmap names"
             )
 
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "domain/counters.h"
+#include "domain/threads/room.h"
 #include "layout/derive.h"
 #include "layout/dtypes.h"
 #include "snac/window.h"
@@ -81,6 +82,8 @@ NB_MODULE(_native, m) {
             [](int row, int regime) { return Counters::instance().get(row, regime); });
       },
       "{(op, regime): number of ranks that ran it} since the start.");
+  m.def("set_limits", &threads::set_limits, nb::arg("slow_s"), nb::arg("budget_s"));
+  m.def("last_report", &threads::last_report);
   m.def(
       "result_shape",
       [](const std::string& op, const std::vector<int64_t>& shape, int world, int split,

@@ -7,6 +7,7 @@
 
 #include "atom/cpu.h"
 #include "domain/threads/pool.h"
+#include "domain/threads/subnormals.h"
 #include "domain/threads/windows.h"
 #include "snac/host_block.h"
 
@@ -99,6 +100,7 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
                                               std::min<int64_t>(num_cores(), pieces));
   work->countdown = std::make_unique<Countdown>(meeting, threads);
   auto help = [work, pieces] {
+    const KeepSubnormals keep;
     HostShared shared(1);
     for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
       HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
@@ -129,6 +131,7 @@ void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting) {
     for (int b = 0; b < blocks; ++b) {
       rank->shared.emplace_back(1);
       tasks.push_back([rank, b, blocks, regime = site.regime] {
+        const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
         if (regime == Regime::kPacket)
           packet<CpuAtom, Consumer>(block, rank->call);

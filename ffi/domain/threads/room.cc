@@ -1,0 +1,142 @@
+// Where the ranks of one call site meet, and the clock that ends meetings nobody completes.
+#include "domain/threads/room.h"
+
+#include <atomic>
+#include <cstdio>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "domain/threads/pool.h"
+
+namespace purlin::threads {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+// Looks at all rooms a few times a second. Lives as long as the process.
+class Watcher {
+ public:
+  static Watcher& instance() {
+    static Watcher* watcher = new Watcher;
+    return *watcher;
+  }
+
+  void add(Room* room) {
+    std::lock_guard lock(mutex_);
+    rooms_.insert(room);
+  }
+  void remove(Room* room) {
+    std::lock_guard lock(mutex_);
+    rooms_.erase(room);
+  }
+  void publish(const std::string& text) {
+    std::fprintf(stderr, "%s\n", text.c_str());
+    std::fflush(stderr);
+    std::lock_guard lock(report_mutex_);
+    report_ = text;
+  }
+  std::string report() {
+    std::lock_guard lock(report_mutex_);
+    return report_;
+  }
+
+  std::atomic<double> slow_s{60};
+  std::atomic<double> budget_s{1800};
+
+ private:
+  Watcher() {
+    std::thread([this] {
+      for (;; std::this_thread::sleep_for(std::chrono::milliseconds(200))) {
+        std::lock_guard lock(mutex_);
+        for (Room* room : rooms_) room->look(Clock::now());
+      }
+    }).detach();
+  }
+
+  std::mutex mutex_;
+  std::set<Room*> rooms_;
+  std::mutex report_mutex_;
+  std::string report_;
+};
+
+}  // namespace
+
+Room::Room(const Site& site) : site_(site) { Watcher::instance().add(this); }
+Room::~Room() { Watcher::instance().remove(this); }
+
+std::shared_ptr<Meeting> Room::arrive(int64_t run, int position, const std::vector<Plan>& plans,
+                                      Arrival arrival) {
+  const int group = position / site_.world;
+  const int rank = position % site_.world;
+  const Key key{run, group};
+  std::lock_guard lock(mutex_);
+  if (given_up_.count(key) != 0)
+    throw std::runtime_error("rank " + std::to_string(rank) + " came after the others gave up");
+  auto [at, fresh] = open_.try_emplace(key);
+  if (fresh) {
+    at->second.since = Clock::now();
+    at->second.meeting = std::make_shared<Meeting>();
+    at->second.meeting->group = group;
+    at->second.meeting->ranks.resize(site_.world);
+    at->second.meeting->here.resize(site_.world);
+    at->second.meeting->plans = plans;
+  }
+  std::shared_ptr<Meeting> meeting = at->second.meeting;
+  if (meeting->here[rank]) throw std::logic_error("a rank arrived twice at one collective");
+  meeting->here[rank] = true;
+  meeting->ranks[rank] = std::move(arrival);
+  if (++meeting->arrived < site_.world) return nullptr;
+  open_.erase(at);
+  return meeting;
+}
+
+void Room::look(Clock::time_point now) {
+  const double slow_s = Watcher::instance().slow_s, budget_s = Watcher::instance().budget_s;
+  std::vector<std::pair<std::shared_ptr<Meeting>, std::string>> ended;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto at = open_.begin(); at != open_.end();) {
+      Open& open = at->second;
+      const double seconds = Seconds(now - open.since).count();
+      if (budget_s > 0 && seconds > budget_s) {
+        ended.emplace_back(open.meeting, describe(*open.meeting, "gave up", seconds));
+        given_up_.insert(at->first);
+        at = open_.erase(at);
+        continue;
+      }
+      if (seconds > slow_s && !std::exchange(open.reported, true))
+        Watcher::instance().publish("purlin: " + describe(*open.meeting, "slow", seconds));
+      ++at;
+    }
+  }
+  for (auto& [meeting, text] : ended) {
+    Watcher::instance().publish("purlin: " + text);
+    for (size_t r = 0; r < meeting->ranks.size(); ++r)
+      if (meeting->here[r])
+        Pool::instance().post(
+            [meeting = meeting, r, text = text] { meeting->ranks[r].done(text); });
+  }
+}
+
+std::string Room::describe(const Meeting& meeting, const char* what, double seconds) const {
+  std::string missing;
+  for (size_t r = 0; r < meeting.here.size(); ++r)
+    if (!meeting.here[r]) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+  return std::string(what) + ": " + std::string(site_.collective().name) + " at " + site_.text +
+         ": group " + std::to_string(meeting.group) + " of " + std::to_string(site_.world) +
+         " ranks waits for rank " + missing + " since " + std::to_string(seconds).substr(0, 5) +
+         " s. The rank did not arrive: look at what its host thread does, or raise "
+         "PURLIN_TIMEOUT_S";
+}
+
+void set_limits(double slow_s, double budget_s) {
+  Watcher::instance().slow_s = slow_s;
+  Watcher::instance().budget_s = budget_s;
+}
+
+std::string last_report() { return Watcher::instance().report(); }
+
+}  // namespace purlin::threads

@@ -1,0 +1,57 @@
+// Where the ranks of one call site meet, and the clock that ends meetings nobody completes.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "domain/site.h"
+#include "domain/threads/meeting.h"
+
+namespace purlin::threads {
+
+// The meetings of one call site. A meeting is found by the run and the group. A rank cannot arrive
+// twice at one meeting, since what follows its call needs the call's result; so no epoch is needed,
+// and nothing is kept between calls.
+class Room {
+ public:
+  explicit Room(const Site& site);
+  ~Room();
+  Room(const Room&) = delete;
+
+  // Adds the rank at `position` of the partition; returns the meeting once it is full. Throws where
+  // the meeting has been given up.
+  std::shared_ptr<Meeting> arrive(int64_t run, int position, const std::vector<Plan>& plans,
+                                  Arrival arrival);
+
+  // Reports meetings that are open for long, and ends those that are open for too long.
+  void look(std::chrono::steady_clock::time_point now);
+
+ private:
+  struct Open {
+    std::shared_ptr<Meeting> meeting;
+    std::chrono::steady_clock::time_point since;
+    bool reported = false;
+  };
+  using Key = std::pair<int64_t, int>;  // run and group
+
+  std::string describe(const Meeting& meeting, const char* what, double seconds) const;
+
+  const Site& site_;
+  std::mutex mutex_;
+  std::map<Key, Open> open_;
+  std::set<Key> given_up_;  // for ranks that come late; empty unless something went wrong
+};
+
+// Seconds after which an incomplete meeting is reported, and after which it ends in an error; 0
+// never ends it.
+void set_limits(double slow_s, double budget_s);
+
+// The last report, as printed on stderr; empty if there was none.
+std::string last_report();
+
+}  // namespace purlin::threads

@@ -1,0 +1,85 @@
+"""The command line: status, selftest and bench, and that bench times nothing that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from purlin_jax import bench
+from purlin_jax.policy import Policy
+from tests.harness import mesh
+
+ROW = {
+    "op", "platform", "device_kind", "devices", "bytes", "dtype", "impl", "policy", "timing",
+    "regime", "atom", "us_median", "us_p10", "us_p90", "algbw_gbs",
+}  # fmt: skip
+
+
+def _cli(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "purlin_jax", *args, "--platform", "cpu", "--devices", "4"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _setup() -> bench.Setup:
+    return bench.Setup(
+        mesh=mesh(4, ("i",)), dtype=jnp.float32, policy=Policy(), samples=2, in_flight=2
+    )
+
+
+@pytest.mark.parametrize(("text", "size"), [("16", 16), ("4K", 4096), ("1m", 1 << 20)])
+def test_sizes(text: str, size: int) -> None:
+    assert bench.parse_size(text) == size
+
+
+def test_bad_size() -> None:
+    with pytest.raises(ValueError, match="1X"):
+        bench.parse_size("1X")
+
+
+@pytest.mark.parametrize("op", list(bench.OPS))
+@pytest.mark.parametrize("impl", ["purlin", "lax"])
+def test_programs_hold_what_is_timed(op: str, impl: str) -> None:
+    assert bench.prepare(op, impl, 1024, _setup())() > 0
+
+
+@pytest.mark.parametrize("impl", ["purlin", "lax"])
+def test_emptied_programs_are_refused(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.OPS, "all_reduce", (lambda x: x, lambda x: x))
+    with pytest.raises(bench.EmptiedError, match="nothing to time"):
+        bench.prepare("all_reduce", impl, 1024, _setup())
+
+
+def test_status() -> None:
+    result = _cli("status")
+    assert result.returncode == 0, result.stderr
+    for word in ("FFI API", "devices: 4 x cpu", "policy cpu"):
+        assert word in result.stdout
+
+
+def test_selftest() -> None:
+    result = _cli("selftest")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 failed" in result.stdout and "FAIL:" not in result.stdout
+
+
+def test_bench_writes_rows(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    options = ("--sizes", "1K", "--ops", "all_reduce", "--samples", "3", "--json", str(out))
+    result = _cli("bench", *options)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(out.read_text())
+    assert {"date", "commit", "dirty", "jax", "xla_flags", "samples"} <= report["header"].keys()
+    assert [r["impl"] for r in report["rows"]] == ["purlin", "lax"]
+    for row in report["rows"]:
+        assert row.keys() == ROW
+        assert 0 < row["us_p10"] <= row["us_median"] <= row["us_p90"]
+    assert report["rows"][0]["regime"] == "meet" and report["rows"][0]["policy"] == "default"

@@ -1,0 +1,130 @@
+"""What is wrong with a call is said in a sentence that names the call, the sizes and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import purlin_jax as purlin
+from purlin_jax import _native
+from tests.harness import Fn, mesh, sharded
+
+X = np.zeros((16, 8, 6), np.float32)
+
+
+def _trace(f: Fn, x: Any = X, world: int = 4) -> None:
+    jax.eval_shape(sharded(f, mesh(world)), x)
+
+
+CALLS = {
+    "all_to_all": lambda v: purlin.all_to_all(v, "x", 1, 0, tiled=True),
+    "all_reduce": lambda v: purlin.all_reduce(v, "x"),
+    "scatter_heads": lambda v: purlin.scatter_heads(v, axis_name="x"),
+    "gather_heads": lambda v: purlin.gather_heads(v, axis_name="x"),
+    "ulysses_attention": lambda v: purlin.ulysses_attention(v, v, v, axis_name="x"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_outside_shard_map(name: str) -> None:
+    for f in (CALLS[name], jax.jit(CALLS[name])):
+        with pytest.raises(
+            NameError, match=r"axis 'x' is not bound; call it inside jax\.shard_map"
+        ):
+            f(np.zeros((2, 8, 8, 4), np.float32))
+
+
+def test_other_axis_inside_shard_map() -> None:
+    with pytest.raises(NameError, match=r"purlin\.all_reduce: axis 'y' is not bound"):
+        _trace(lambda v: purlin.all_reduce(v, ("x", "y")))
+
+
+def test_sizes_that_do_not_divide() -> None:
+    match = r"axis 2 of \(4, 8, 6\) does not divide over 4 ranks; pad it to 8"
+    with pytest.raises(ValueError, match=match):
+        _trace(lambda v: purlin.all_to_all(v, "x", -1, 0, tiled=True))
+
+
+def test_untiled_axis_of_the_wrong_size() -> None:
+    match = r"untiled, axis 1 of \(4, 8, 6\) must have the size 4 .* pass tiled=True"
+    with pytest.raises(ValueError, match=match):
+        _trace(lambda v: purlin.all_to_all(v, "x", 1, 0))
+
+
+@pytest.mark.parametrize(("split", "concat"), ((3, 0), (-4, 0), (0, 3), (0, -4)))
+@pytest.mark.parametrize("tiled", (True, False))
+def test_axis_out_of_range(split: int, concat: int, tiled: bool) -> None:
+    what = f"concat_axis={concat}" if split == 0 else f"split_axis={split}"
+    with pytest.raises(ValueError, match=f"all_to_all: {what} is outside an array of rank 3"):
+        _trace(lambda v: purlin.all_to_all(v, "x", split, concat, tiled=tiled))
+
+
+def test_scalars_have_no_axis() -> None:
+    with pytest.raises(ValueError, match="split_axis=0 is outside an array of rank 0"):
+        _trace(lambda v: purlin.all_to_all(v[0, 0, 0], "x", 0, 0, tiled=True))
+
+
+def test_one_bad_leaf_of_a_pytree() -> None:
+    with pytest.raises(ValueError, match=r"axis 1 of \(4, 3\) does not divide"):
+        _trace(lambda v: purlin.all_to_all([v, v[:, :3, 0]], "x", 1, 0, tiled=True))
+
+
+@pytest.mark.parametrize("op", ("max", "mean", ""))
+def test_unknown_reduction(op: str) -> None:
+    with pytest.raises(ValueError, match=rf"purlin\.all_reduce: no reduction {op!r}; take one of"):
+        _trace(lambda v: purlin.all_reduce(v, "x", op))
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    (
+        ([[0, 1], [2]], "each of the 4 indices of the axis exactly once"),
+        ([[0, 1], [1, 3]], "each of the 4 indices of the axis exactly once"),
+        ([[0, 1], [2, 4]], "each of the 4 indices of the axis exactly once"),
+        ([], "each of the 4 indices of the axis exactly once"),
+        ([[0, 1, 2], [3]], "have different sizes; make them equal"),
+    ),
+)
+@pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
+def test_bad_groups(op: str, groups: list[list[int]], match: str) -> None:
+    kwargs = {"axis_index_groups": groups}
+    calls = {
+        "all_to_all": lambda v: purlin.all_to_all(v, "x", 1, 0, tiled=True, **kwargs),
+        "all_reduce": lambda v: purlin.all_reduce(v, "x", **kwargs),
+    }
+    with pytest.raises(ValueError, match=rf"purlin\.{op}: axis_index_groups .*{match}"):
+        _trace(calls[op])
+
+
+def test_heads_that_do_not_divide() -> None:
+    x = np.zeros((2, 16, 6, 4), np.float32)
+    match = "6 heads do not divide over 4 ranks; shard the sequence .* or pad the heads to 8"
+    program = jax.jit(lambda q: purlin.ulysses_attention(q, q, q, axis_name="x", mesh=mesh(4)))
+    with pytest.raises(ValueError, match=match):
+        program(x)
+
+
+def test_heads_of_keys_that_do_not_divide() -> None:
+    q, k = np.zeros((2, 16, 8, 4), np.float32), np.zeros((2, 16, 2, 4), np.float32)
+    with pytest.raises(ValueError, match="2 heads do not divide over 4 ranks"):
+        purlin.ulysses_attention(q, k, k, axis_name="x", mesh=mesh(4))
+
+
+def test_wrong_rank_and_layout() -> None:
+    with pytest.raises(ValueError, match="BSHD has four axes, got shape"):
+        _trace(lambda v: purlin.scatter_heads(v, axis_name="x"))
+    for f in (purlin.scatter_heads, purlin.gather_heads):
+        with pytest.raises(ValueError, match="layout 'SBHD' is unknown; take 'BSHD' or 'BHSD'"):
+            _trace(lambda v, f=f: f(v[None], axis_name="x", layout="SBHD"))
+
+
+def test_unknown_collective_of_the_native_module() -> None:
+    with pytest.raises(ValueError, match="no collective is called 'broadcast'"):
+        _native.plan("broadcast", [4], 4, 2, 0, 0)
+    with pytest.raises(ValueError, match="axis 0 of size 3 does not divide over 2 ranks"):
+        _native.plan("all_to_all", [3], 4, 2, 0, 0)
+    with pytest.raises(ValueError, match="concat axis 1 is outside an array of rank 1"):
+        _native.result_shape("all_gather", [3], 2, 0, 1)

@@ -1,0 +1,111 @@
+"""Where purlin cannot run, jax.lax does, or a sentence says why not."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import purlin_jax as purlin
+from purlin_jax import _native
+from purlin_jax.backend import refusal
+from tests.harness import Fn, P, assert_same_bits, mesh, random_array, run_counted, sharded
+
+X = random_array("float32", (16, 8))
+EACH_OP = pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
+
+
+def _call(op: str, axis: str = "x", **kwargs: str) -> Fn:
+    if op == "all_reduce":
+        return lambda v: v * purlin.all_reduce(v, axis, **kwargs)
+    return lambda v: v * purlin.all_to_all(v, axis, 1, 1, tiled=True, **kwargs)
+
+
+@pytest.mark.parametrize("dtype", ("int2", "uint2", "int4", "uint4", "float4_e2m1fn"))
+def test_dtypes_below_a_byte_are_refused(dtype: str) -> None:
+    reason = refusal("all_to_all", "", [jax.ShapeDtypeStruct((4,), dtype)], 8)
+    assert reason == f"dtype {dtype} has fewer than 8 bits"
+
+
+@pytest.mark.parametrize(
+    "dtype", ("bool", "int8", "uint16", "int64", "uint64", "bfloat16", "float64", "complex128")
+)
+def test_dtypes_of_whole_bytes_are_not_refused(dtype: str) -> None:
+    with jax.enable_x64(True):
+        assert refusal("all_to_all", "", [jax.ShapeDtypeStruct((4,), dtype)], 8) is None
+
+
+def test_refusals_of_reductions_and_worlds() -> None:
+    aval = jax.ShapeDtypeStruct((4,), "float32")
+    assert refusal("all_reduce", "sum", [aval], _native.max_ranks) is None
+    assert "ranks are more than" in refusal("all_reduce", "sum", [aval], _native.max_ranks + 1)
+    assert "'max' is not one of" in refusal("all_reduce", "max", [aval], 8)
+    assert "float16 is not one of" in refusal(
+        "all_reduce", "sum", [aval, jax.ShapeDtypeStruct((4,), "float16")], 8
+    )
+
+
+def test_keys_are_not_plain_data() -> None:
+    keys = jax.random.split(jax.random.key(0), 16)
+    program = sharded(lambda v: purlin.all_to_all(v, "x", 0, 0, tiled=True), mesh(4))
+    with pytest.raises(purlin.FallbackError, match="is not plain data"):
+        program(keys)
+
+
+@pytest.mark.parametrize("check_vma", (True, False))
+@EACH_OP
+def test_several_processes_go_to_jax_lax(
+    op: str, check_vma: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The only reason that is known no earlier than in lowering.
+    expected = run_counted(
+        sharded(_call(op, backend="lax"), mesh(4), check_vma=check_vma), X, op=op, calls=0
+    )
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(purlin.FallbackError, match="CPU devices belong to several processes"):
+        sharded(_call(op), mesh(4), check_vma=check_vma)(X)
+    monkeypatch.delenv("PURLIN_FALLBACK")
+    with pytest.raises(purlin.FallbackError, match="several processes"):
+        sharded(_call(op, backend="purlin"), mesh(4), check_vma=check_vma)(X)
+    auto = sharded(_call(op), mesh(4), check_vma=check_vma)
+    assert_same_bits(run_counted(auto, X, op=op, calls=0), expected)
+
+
+def test_several_processes_with_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.delenv("PURLIN_FALLBACK")
+    groups = [[0, 3], [2, 1]]
+
+    def f(v: jax.Array) -> jax.Array:
+        return purlin.all_to_all(v, "x", 1, 0, axis_index_groups=groups, tiled=True)
+
+    def theirs(v: jax.Array) -> jax.Array:
+        return jax.lax.all_to_all(v, "x", 1, 0, axis_index_groups=groups, tiled=True)
+
+    got = run_counted(sharded(f, mesh(4)), X, op="all_to_all", calls=0)
+    assert_same_bits(got, np.asarray(sharded(theirs, mesh(4))(X)))
+
+
+@EACH_OP
+def test_strict_mode_and_backends(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((16, 8), np.int32)
+    refused = "all_reduce"  # of integers, which all_to_all takes
+    if op == refused:
+        for kwargs in ({}, {"backend": "auto"}, {"backend": "purlin"}):
+            with pytest.raises(purlin.FallbackError):
+                sharded(_call(op, **kwargs), mesh(4))(x)
+    run_counted(sharded(_call(op, backend="lax"), mesh(4)), x, op=op, calls=0)
+    monkeypatch.delenv("PURLIN_FALLBACK")
+    if op == refused:
+        with pytest.raises(purlin.FallbackError), purlin.backend("purlin"):
+            sharded(_call(op), mesh(4))(x)
+    native = 0 if op == refused else 4
+    run_counted(sharded(_call(op), mesh(4)), x, op=op, calls=native)
+
+
+def test_invariant_result_of_a_fallback() -> None:
+    def f(v: jax.Array) -> jax.Array:
+        return purlin.all_reduce(v, "x", backend="lax")
+
+    got = run_counted(sharded(f, mesh(4), out_specs=P()), X, op="all_reduce", calls=0)
+    np.testing.assert_allclose(got, X.reshape(4, 4, 8).sum(0), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,81 @@
+"""The protocol under real threads in C++: right values, and no race that ThreadSanitizer sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FLAGS = {"plain": "", "tsan": "-fsanitize=thread"}
+
+
+def _run(*command: str | Path, **env: str) -> str:
+    """Output of a command that must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        env={**os.environ, **env},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The stress program, with and without the sanitizer."""
+    # The one that was installed beside Python first: the system's may be too old.
+    beside = Path(sys.executable).with_name("cmake")
+    cmake = beside if beside.exists() else shutil.which("cmake")
+    assert cmake is not None, "install cmake"
+    programs = {}
+    for kind, flags in FLAGS.items():
+        build = tmp_path_factory.mktemp(f"snac_{kind}")
+        options = ["-DPURLIN_MODULE=OFF", "-DPURLIN_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+        _run(cmake, "-S", ROOT, "-B", build, *options, f"-DCMAKE_CXX_FLAGS={flags}")
+        _run(cmake, "--build", build, "--target", "snac_stress", "--parallel", "2")
+        programs[kind] = build / "snac_stress"
+    return programs
+
+
+@pytest.mark.parametrize(
+    ("ranks", "blocks", "threads", "calls"),
+    (
+        (1, 2, 2, 500),
+        (2, 1, 1, 2000),
+        (2, 3, 2, 500),
+        (3, 2, 2, 500),
+        (5, 2, 1, 400),
+        (8, 1, 1, 400),
+    ),
+)
+def test_values(stress: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int) -> None:
+    out = _run(stress["plain"], *map(str, (ranks, blocks, threads, calls)))
+    assert f"{calls} calls: 0 wrong values" in out
+
+
+@pytest.mark.parametrize(
+    ("ranks", "blocks", "threads", "calls"),
+    ((2, 2, 1, 100), (3, 1, 2, 100), (5, 2, 1, 60), (8, 1, 1, 60)),
+)
+def test_no_data_race(
+    stress: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int
+) -> None:
+    arguments = map(str, (ranks, blocks, threads, calls))
+    out = _run(stress["tsan"], *arguments, TSAN_OPTIONS="halt_on_error=1")
+    assert f"{calls} calls: 0 wrong values" in out
+    assert "WARNING: ThreadSanitizer" not in out
+
+
+def test_wrong_arguments(stress: dict[str, Path]) -> None:
+    done = subprocess.run([stress["plain"], "2"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
