@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FLAGS = {"plain": "", "tsan": "-fsanitize=thread"}
+FLAGS = {"plain": "-O2", "tsan": "-O1 -g1 -fsanitize=thread"}
 
 
 def _run(*command: str | Path, **env: str) -> str:
@@ -39,7 +39,12 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     programs = {}
     for kind, flags in FLAGS.items():
         build = tmp_path_factory.mktemp(f"snac_{kind}")
-        options = ["-DPURLIN_MODULE=OFF", "-DPURLIN_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo"]
+        options = [
+            "-DPURLIN_MODULE=OFF",
+            "-DPURLIN_TESTS=ON",
+            "-DPURLIN_CUDA=off",
+            "-DCMAKE_BUILD_TYPE=None",
+        ]
         _run(cmake, "-S", ROOT, "-B", build, *options, f"-DCMAKE_CXX_FLAGS={flags}")
         _run(cmake, "--build", build, "--target", "snac_stress", "--parallel", "2")
         programs[kind] = build / "snac_stress"

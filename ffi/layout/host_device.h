@@ -1,10 +1,27 @@
-// Marks of where code runs, empty when no CUDA compiler reads them.
+// Marks of where code runs, empty or plain when no CUDA compiler reads them.
 #pragma once
 
 #ifdef __CUDACC__
-#define PURLIN_HD __host__ __device__  // plain arithmetic: host and devices
-#define PURLIN_RANK __device__         // what a rank runs: a host thread or a CUDA thread
+#define PURLIN_HD __host__ __device__        // plain arithmetic: host and devices
+#define PURLIN_RANK __device__               // what a rank runs: a host thread or a CUDA thread
+#define PURLIN_COLD __device__ __noinline__  // the same, and rarely
+#define PURLIN_ROLLED _Pragma("unroll 1")    // before a loop that is short: no code to fetch for it
 #else
 #define PURLIN_HD
 #define PURLIN_RANK
+#define PURLIN_COLD
+#define PURLIN_ROLLED
 #endif
+
+namespace purlin {
+
+// Starts to fetch the cache line of `at`; says nothing about order.
+PURLIN_RANK inline void prefetch(const void* at) {
+#ifdef __CUDACC__
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+#else
+  __builtin_prefetch(at);
+#endif
+}
+
+}  // namespace purlin

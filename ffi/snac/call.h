@@ -25,7 +25,10 @@ struct Call {
   Window<Packet> window[kMaxRanks];
 
   PURLIN_HD Control& control() const { return *window[rank].control; }
-  PURLIN_HD int peer(int step) const { return (rank + step) % world; }
+  PURLIN_HD int peer(int step) const {
+    const int p = rank + step;  // step is at most world
+    return p < world ? p : p - world;
+  }
 };
 
 // Where a wait stands, for the report when it never ends.

@@ -18,6 +18,7 @@ PURLIN_RANK uint64_t enter(const Block& block, const Call<Packet>& call) {
 template <class Block, class Packet>
 PURLIN_RANK void leave(const Block& block, const Call<Packet>& call, uint64_t epoch) {
   const int stride = block.count();
+  PURLIN_ROLLED
   for (int word = block.index() + block.thread() * stride; word < kMaxBlocks;
        word += block.threads() * stride)
     call.control().epoch[word] = epoch;

@@ -16,12 +16,20 @@ namespace purlin {
 
 enum class Regime : uint8_t { kMeet, kPacket, kZeroStaging };
 
+template <class Block, class Packet>
+PURLIN_RANK void prefetch_first(const Call<Packet>& call, const Stride<Block>& stride) {
+  const Operand& operand = call.operand[0];
+  const int64_t at = operand.plan.src_step * call.peer(1) + stride.first * 8;
+  if (stride.first * 8 < operand.plan.bytes()) prefetch(operand.src + at);
+}
+
 // Small: data and flag travel in one store, into the peers' windows. One one-way hop.
 template <class Atom, class Consumer, class Block>
 PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
   using Word = typename Atom::Word;
-  const uint64_t epoch = enter(block, call);
   const Stride<Block> stride(block);
+  prefetch_first(call, stride);  // beside the read of the epoch
+  const uint64_t epoch = enter(block, call);
 
   int64_t first = 0;
   for (int o = 0; o < call.operands; ++o) {
