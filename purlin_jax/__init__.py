@@ -4,14 +4,16 @@ from importlib.metadata import version as _version
 
 from purlin_jax import domain as _domain
 from purlin_jax.backend import FallbackError, backend
-from purlin_jax.collectives import all_reduce, all_to_all
+from purlin_jax.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from purlin_jax.domain import last_report, native_calls, native_regimes, set_timeout
+from purlin_jax.drop_in import pmax, pmean, pmin, psum, psum_scatter
 from purlin_jax.policy import policy
 from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
 
 __version__ = _version("purlin-jax")
 __all__ = [
     "FallbackError",
+    "all_gather",
     "all_reduce",
     "all_to_all",
     "backend",
@@ -19,7 +21,13 @@ __all__ = [
     "last_report",
     "native_calls",
     "native_regimes",
+    "pmax",
+    "pmean",
+    "pmin",
     "policy",
+    "psum",
+    "psum_scatter",
+    "reduce_scatter",
     "scatter_heads",
     "set_timeout",
     "ulysses_attention",

@@ -7,8 +7,7 @@ ffi_api: tuple[int, int]
 max_ranks: int
 max_operands: int
 collectives: dict[str, dict[str, str]]
-reductions: tuple[str, ...]
-reduce_dtypes: tuple[str, ...]
+reduces: tuple[tuple[str, str], ...]
 
 def targets() -> dict[str, Any]: ...
 def set_limits(slow_s: float, budget_s: float) -> None: ...

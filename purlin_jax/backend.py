@@ -69,10 +69,6 @@ def refusal(op: str, reduce: str, avals: Sequence[Any], world: int) -> str | Non
             return f"dtype {aval.dtype} is not plain data"
         if re.match(r"u?int[124](_|$)|float[46]_", aval.dtype.name):
             return f"dtype {aval.dtype} has fewer than 8 bits"
-        if not reduce:
-            continue
-        if reduce not in _native.reductions:
-            return f"reduction {reduce!r} is not one of {_native.reductions}"
-        if aval.dtype.name not in _native.reduce_dtypes:
-            return f"a {reduce} of {aval.dtype} is not one of {_native.reduce_dtypes}"
+        if reduce and (reduce, aval.dtype.name) not in _native.reduces:
+            return f"a {reduce} of {aval.dtype} is not defined"
     return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +19,66 @@ from purlin_jax.policy import current as current_policy
 
 PyTree = Any
 _PACKAGE = Path(__file__).parent
+REDUCTIONS = tuple(dict.fromkeys(op for op, _ in _native.reduces))
 
 
-def _run(
+@dataclass(frozen=True)
+class _Joined:
+    """One collective over checked mesh axes: what all its operands share."""
+
+    op: str
+    names: tuple[Hashable, ...]
+    groups: groups_lib.Groups | None
+    world: int
+    backend: str
+    reduce: str = ""
+
+    def run(self, leaves: Sequence[jax.Array], axes: Sequence[tuple[int, int]]) -> list[jax.Array]:
+        """Send canonical operands through the primitive, several in one call where types allow."""
+        params = primitive.Params(
+            op=self.op,
+            reduce=self.reduce,
+            axes=self.names,
+            groups=self.groups,
+            world=self.world,
+            split=tuple(split for split, _ in axes),
+            concat=tuple(concat for _, concat in axes),
+            invariant=self.op == "all_reduce" and self.groups is None and check_vma(),
+            policy=current_policy(),
+            backend=self.backend,
+            site=_call_site(),
+        )
+        with jax.named_scope(f"purlin/{self.op}"):
+            if self.backend == "lax":
+                return primitive.lax_equivalent(params, leaves)
+            types = [jax.typeof(x) for x in leaves]
+            reason = refusal(self.op, self.reduce, types, self.world)
+            if reason is not None:
+                fall_back(self.op, reason, self.backend)
+                return primitive.lax_equivalent(params, leaves)
+            leaves = [make_varying(x, self.names) for x in leaves]
+            results: dict[int, jax.Array] = {}
+            for batch in _batches(leaves, same_dtype=bool(self.reduce)):
+                out = primitive.bind(params.select(batch), [leaves[i] for i in batch])
+                results.update(zip(batch, out, strict=True))
+        return [results[i] for i in range(len(leaves))]
+
+
+def _join(
     op: str,
-    leaves: Sequence[jax.Array],
     axis_name: groups_lib.AxisName,
     axis_index_groups: Any,
     backend: str | None,
-    *,
-    axes: Sequence[tuple[int, int]],
-    reduce: str = "",
-) -> list[jax.Array]:
-    """Send canonical operands through the primitive, several in one call where types allow."""
+    reduce: str | None = None,
+) -> _Joined:
     names = groups_lib.canonical_axes(axis_name)
+    groups_lib.require_mesh_axes(op, names)
+    if reduce is not None and reduce not in REDUCTIONS:
+        raise ValueError(f"purlin.{op}: no reduction {reduce!r}; take one of {REDUCTIONS}")
     size = groups_lib.world_size(names, None)
     groups = groups_lib.canonical_groups(op, axis_index_groups, size)
-    chosen = resolve(backend)
-    params = primitive.Params(
-        op=op,
-        reduce=reduce,
-        axes=names,
-        groups=groups,
-        world=groups_lib.world_size(names, groups),
-        split=tuple(split for split, _ in axes),
-        concat=tuple(concat for _, concat in axes),
-        invariant=op == "all_reduce" and groups is None and check_vma(),
-        policy=current_policy(),
-        backend=chosen,
-        site=_call_site(),
-    )
-    with jax.named_scope(f"purlin/{op}"):
-        if chosen == "lax":
-            return primitive.lax_equivalent(params, leaves)
-        reason = refusal(op, reduce, [jax.typeof(x) for x in leaves], params.world)
-        if reason is not None:
-            fall_back(op, reason, chosen)
-            return primitive.lax_equivalent(params, leaves)
-        leaves = [make_varying(x, names) for x in leaves]
-        results: dict[int, jax.Array] = {}
-        for batch in _batches(leaves, same_dtype=bool(reduce)):
-            out = primitive.bind(params.select(batch), [leaves[i] for i in batch])
-            results.update(zip(batch, out, strict=True))
-    return [results[i] for i in range(len(leaves))]
+    world = groups_lib.world_size(names, groups)
+    return _Joined(op, names, groups, world, resolve(backend), reduce or "")
 
 
 def _call_site() -> str:
@@ -75,8 +93,7 @@ def _batches(leaves: Sequence[jax.Array], *, same_dtype: bool) -> list[list[int]
     """Operands that may travel in one call: at most _native.max_operands, one dtype to reduce."""
     by_key: dict[Any, list[int]] = {}
     for i, x in enumerate(leaves):
-        vma = getattr(jax.typeof(x), "vma", None)
-        by_key.setdefault((x.dtype if same_dtype else None, vma), []).append(i)
+        by_key.setdefault(x.dtype if same_dtype else None, []).append(i)
     step = _native.max_operands
     return [
         members[at : at + step]
@@ -89,6 +106,20 @@ def _canonical_axis(op: str, what: str, axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ValueError(f"purlin.{op}: {what}={axis} is outside an array of rank {rank}")
     return axis % rank
+
+
+def _check_split(joined: _Joined, shape: Sequence[int], axis: int, tiled: bool) -> None:
+    size, world = shape[axis], joined.world
+    if tiled and size % world:
+        raise ValueError(
+            f"purlin.{joined.op}: axis {axis} of {tuple(shape)} does not divide over {world} "
+            f"ranks; pad it to {-(-size // world) * world}"
+        )
+    if not tiled and size != world:
+        raise ValueError(
+            f"purlin.{joined.op}: untiled, axis {axis} of {tuple(shape)} must have the size "
+            f"{world} of the axis; pass tiled=True to cut a longer one"
+        )
 
 
 def all_to_all(
@@ -123,29 +154,16 @@ def all_to_all(
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: the axes or sizes do not fit.
     """
-    op = "all_to_all"
-    names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_mesh_axes(op, names)
+    joined = _join("all_to_all", axis_name, axis_index_groups, backend)
     leaves, tree = jax.tree.flatten(x)
-    if not leaves or not names:
+    if not leaves or not joined.names:
         return x
-    size = groups_lib.world_size(names, None)
-    world = groups_lib.world_size(names, groups_lib.canonical_groups(op, axis_index_groups, size))
     operands, axes, squeezed = [], [], []
     for leaf in map(jnp.asarray, leaves):
-        split = _canonical_axis(op, "split_axis", split_axis, leaf.ndim)
-        concat = _canonical_axis(op, "concat_axis", concat_axis, leaf.ndim)
-        if tiled and leaf.shape[split] % world:
-            raise ValueError(
-                f"purlin.all_to_all: axis {split} of {leaf.shape} does not divide over {world} "
-                f"ranks; pad it to {-(-leaf.shape[split] // world) * world}"
-            )
+        split = _canonical_axis(joined.op, "split_axis", split_axis, leaf.ndim)
+        concat = _canonical_axis(joined.op, "concat_axis", concat_axis, leaf.ndim)
+        _check_split(joined, leaf.shape, split, tiled)
         if not tiled:
-            if leaf.shape[split] != world:
-                raise ValueError(
-                    f"purlin.all_to_all: untiled, axis {split} of {leaf.shape} must have the size "
-                    f"{world} of the axis; pass tiled=True to cut a longer one"
-                )
             # The axis that comes new is there from the start with size 1, and the one that goes
             # is left with size 1: reshapes, which move nothing.
             new = concat + (concat > split)
@@ -155,9 +173,106 @@ def all_to_all(
         operands.append(leaf)
         axes.append((split, concat))
         squeezed.append(split)
-    moved = _run(op, operands, axis_name, axis_index_groups, backend, axes=axes)
+    moved = joined.run(operands, axes)
     if not tiled:
         moved = [jnp.squeeze(y, s) for y, s in zip(moved, squeezed, strict=True)]
+    return jax.tree.unflatten(tree, moved)
+
+
+def all_gather(
+    x: PyTree,
+    axis_name: groups_lib.AxisName,
+    *,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    backend: str | None = None,
+) -> PyTree:
+    """Gather the ranks' arrays on every rank.
+
+    Args:
+      x: array or pytree of arrays of any dtype of at least 8 bits; all leaves travel together.
+      axis_name: bound mesh axis, or a tuple of them (the first slowest).
+      axis_index_groups: groups of indices of the axis that gather among themselves.
+      axis: where the ranks' arrays lie in the result, in rank order. Tiled: an axis of `x`, which
+        grows by the number of ranks; untiled: a new axis of that size.
+      tiled: see above.
+      to: type of the result over the axis, as in jax.lax.all_gather; others than "varying" go to
+        jax.lax.
+      backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+
+    Returns:
+      A pytree like `x`; equal, bit for bit, to jax.lax.all_gather.
+
+    Raises:
+      NameError: the axis is not bound by a jax.shard_map around the call.
+      ValueError: no such axis.
+    """
+    joined = _join("all_gather", axis_name, axis_index_groups, backend)
+    if to != "varying":
+        if joined.backend != "lax":
+            fall_back(joined.op, f"to={to!r}", joined.backend)
+        return jax.lax.all_gather(
+            x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
+        )
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves:
+        return x
+    operands, axes = [], []
+    for leaf in map(jnp.asarray, leaves):
+        concat = _canonical_axis(joined.op, "axis", axis, leaf.ndim + (not tiled))
+        operands.append(leaf if tiled else jnp.expand_dims(leaf, concat))
+        axes.append((0, concat))
+    moved = joined.run(operands, axes) if joined.names else operands
+    return jax.tree.unflatten(tree, moved)
+
+
+def reduce_scatter(
+    x: PyTree,
+    axis_name: groups_lib.AxisName,
+    op: str = "sum",
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Sequence[Sequence[int]] | None = None,
+    tiled: bool = False,
+    backend: str | None = None,
+) -> PyTree:
+    """Reduce over ranks; rank p gets block p along `scatter_dimension` of the result.
+
+    Values are folded in rank order, as in all_reduce.
+
+    Args:
+      x: array or pytree of arrays; leaves of one dtype travel together. On GPUs purlin sums float32
+        and bfloat16, and jax.lax takes the rest.
+      axis_name: bound mesh axis, or a tuple of them.
+      op: "sum", "prod", "max", "min", or for integers and booleans "and", "or", "xor".
+      scatter_dimension: axis cut into one block for each rank. Tiled: its size must divide by the
+        number of ranks; untiled: its size must equal it, and the axis disappears.
+      axis_index_groups: groups of indices of the axis that reduce among themselves.
+      tiled: see above.
+      backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+
+    Returns:
+      A pytree like `x`, as jax.lax.psum_scatter.
+
+    Raises:
+      NameError: the axis is not bound by a jax.shard_map around the call.
+      ValueError: the axis or its size does not fit, or there is no such reduction.
+    """
+    joined = _join("reduce_scatter", axis_name, axis_index_groups, backend, op)
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves or not joined.names:
+        return x
+    operands, axes = [], []
+    for leaf in map(jnp.asarray, leaves):
+        split = _canonical_axis(joined.op, "scatter_dimension", scatter_dimension, leaf.ndim)
+        _check_split(joined, leaf.shape, split, tiled)
+        operands.append(leaf)
+        axes.append((split, 0))
+    moved = joined.run(operands, axes)
+    if not tiled:
+        moved = [jnp.squeeze(y, split) for y, (split, _) in zip(moved, axes, strict=True)]
     return jax.tree.unflatten(tree, moved)
 
 
@@ -171,12 +286,14 @@ def all_reduce(
 ) -> PyTree:
     """Reduce over ranks; every rank gets the same bits.
 
-    Values are folded in rank order, starting from rank 0's, in float32, and rounded once.
+    Values are folded in rank order, starting from rank 0's, and rounded once: floats of 16 and 8
+    bits in float32, other types in themselves. Integers wrap around.
 
     Args:
-      x: array or pytree of arrays, float32 or bfloat16; leaves of one dtype travel together.
+      x: array or pytree of arrays; leaves of one dtype travel together. On GPUs purlin sums float32
+        and bfloat16, and jax.lax takes the rest.
       axis_name: bound mesh axis, or a tuple of them.
-      op: "sum".
+      op: "sum", "prod", "max", "min", or for integers and booleans "and", "or", "xor".
       axis_index_groups: groups of indices of the axis that reduce among themselves.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
 
@@ -188,16 +305,9 @@ def all_reduce(
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: no such reduction.
     """
-    names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_mesh_axes("all_reduce", names)
-    if op not in _native.reductions:
-        raise ValueError(
-            f"purlin.all_reduce: no reduction {op!r}; take one of {_native.reductions}"
-        )
+    joined = _join("all_reduce", axis_name, axis_index_groups, backend, op)
     leaves, tree = jax.tree.flatten(x)
-    if not leaves or not names:
+    if not leaves or not joined.names:
         return x
     arrays = [jnp.asarray(leaf) for leaf in leaves]
-    none = [(0, 0)] * len(arrays)
-    moved = _run("all_reduce", arrays, axis_name, axis_index_groups, backend, axes=none, reduce=op)
-    return jax.tree.unflatten(tree, moved)
+    return jax.tree.unflatten(tree, joined.run(arrays, [(0, 0)] * len(arrays)))

@@ -91,8 +91,8 @@ def _module(platform: str) -> Any:
     return cuda if platform == "cuda" else _native
 
 
-def refusal(platform: str, mesh: Any) -> str | None:
-    """Why the devices of `mesh` are not one domain of ours, or None if they are."""
+def refusal(platform: str, mesh: Any, reduce: str, dtype: str) -> str | None:
+    """Why the devices of `mesh` are not one domain that can do this, or None if they are."""
     if platform == "cpu":
         return "the CPU devices belong to several processes" if jax.process_count() > 1 else None
     if cuda is None:
@@ -101,6 +101,8 @@ def refusal(platform: str, mesh: Any) -> str | None:
         return "the mesh is abstract, so the GPUs of its ranks are not known"
     if any(d.process_index != jax.process_index() for d in mesh.devices.flat):
         return "the GPUs belong to several processes"
+    if reduce and (reduce, dtype) not in cuda.reduces:
+        return f"GPUs know no {reduce} of {dtype} yet"
     ensure_started("cuda")
     if not cuda.can_peer(ordinals(mesh)):
         return "some of the GPUs cannot read each other's memory"

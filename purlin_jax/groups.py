@@ -16,7 +16,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 def canonical_axes(axis_name: AxisName) -> tuple[Hashable, ...]:
-    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
 def require_mesh_axes(op: str, axes: Sequence[Hashable]) -> None:

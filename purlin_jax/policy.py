@@ -50,7 +50,7 @@ def policy(regime: str = "auto", *, blocks: int = 0) -> Iterator[None]:
 
 def current() -> Policy:
     """The forced policy: the innermost context, else PURLIN_POLICY (a regime), else nothing."""
-    return _context.value or Policy(os.environ.get("PURLIN_POLICY", "auto"))
+    return _context.value or Policy(os.environ.get("PURLIN_POLICY") or "auto")
 
 
 @dataclass(frozen=True)

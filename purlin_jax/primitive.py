@@ -6,6 +6,7 @@ split and concat axis, so that vmap only renumbers axes and never moves data.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -68,6 +69,31 @@ class Params(NamedTuple):
             split=tuple(self.split[i] for i in keep), concat=tuple(self.concat[i] for i in keep)
         )
 
+    def transposed(self) -> Params:
+        """The collective that carries cotangents: the row with input and output exchanged.
+
+        What went to one peer in copies comes back as a sum, and the other way round.
+        """
+        op = _TRANSPOSED[self.op]
+        reduces = _native.collectives[op]["consume"] == "reduce"
+        return self._replace(
+            op=op, reduce="sum" if reduces else "", split=self.concat, concat=self.split
+        )
+
+
+def _is_split(layout: str) -> bool:
+    return layout != "packed"
+
+
+_TRANSPOSED = {
+    op: next(
+        other
+        for other, back in _native.collectives.items()
+        if _is_split(back["input"]) == _is_split(row["output"])
+        and _is_split(back["output"]) == _is_split(row["input"])
+    )
+    for op, row in _native.collectives.items()
+}
 
 collective_p = Primitive("purlin_collective")
 collective_p.multiple_results = True
@@ -99,10 +125,14 @@ def _abstract_eval(*operands: Any, params: Params) -> Any:
 collective_p.def_effectful_abstract_eval(_abstract_eval)
 
 
-# Derivatives: every collective is linear in its operands.
+# Derivatives: copies and sums are linear in their operands.
 
 
 def _jvp(primals: Any, tangents: Any, *, params: Params) -> Any:
+    if params.reduce not in ("", "sum"):
+        raise NotImplementedError(
+            f"purlin.{params.op} with {params.reduce!r} has no derivative, as jax.lax.pmax has none"
+        )
     out = bind(params, primals)
     alive = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     moved = iter(bind(params.select(alive), [tangents[i] for i in alive]) if alive else [])
@@ -116,7 +146,7 @@ def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
     if params.invariant:  # the cotangent is the same on all ranks, and each contributed once
         moved = [jax.lax.pcast(ct, params.axes, to="varying") for ct in given]
     elif alive:
-        moved = bind(kept._replace(split=kept.concat, concat=kept.split), given)
+        moved = bind(kept.transposed(), given)
     else:
         moved = []
     found = iter(moved)
@@ -145,6 +175,22 @@ batching.fancy_primitive_batchers[collective_p] = _batch
 
 # Lowering.
 
+_LAX_REDUCTIONS = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
+
+
+def _lax_all_reduce(params: Params, x: Any, names: Any) -> Any:
+    if params.reduce in _LAX_REDUCTIONS:
+        return _LAX_REDUCTIONS[params.reduce](x, names, axis_index_groups=params.groups)
+    to = "invarying" if params.invariant else "varying"
+    rows = jax.lax.all_gather(x, names, axis_index_groups=params.groups, to=to)
+    fold = {
+        "prod": jax.lax.mul,
+        "and": jax.lax.bitwise_and,
+        "or": jax.lax.bitwise_or,
+        "xor": jax.lax.bitwise_xor,
+    }[params.reduce]
+    return functools.reduce(fold, [rows[r] for r in range(params.world)])
+
 
 def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
     """The same collective by jax.lax, for platforms and groups that are not ours."""
@@ -155,10 +201,25 @@ def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
             y = jax.lax.all_to_all(
                 x, names, split, concat, axis_index_groups=params.groups, tiled=True
             )
-        elif params.op == "all_reduce":
-            y = jax.lax.psum(x, names, axis_index_groups=params.groups)
+        elif params.op == "all_gather":
+            y = jax.lax.all_gather(
+                x, names, axis_index_groups=params.groups, axis=concat, tiled=True
+            )
+        elif params.op == "reduce_scatter":
+            if params.reduce != "sum":
+                raise NotImplementedError(
+                    f"jax.lax has no reduce_scatter with {params.reduce!r}; reduce with all_reduce "
+                    "and take the own block"
+                )
+            y = jax.lax.psum_scatter(
+                x,
+                names,
+                scatter_dimension=split,
+                axis_index_groups=params.groups,
+                tiled=True,
+            )
         else:
-            raise NotImplementedError(params.op)
+            y = _lax_all_reduce(params, x, names)
         results.append(y)
     return results
 
@@ -175,7 +236,8 @@ def _lower_to_lax(reason: str) -> Any:
 def _lower(platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params) -> Any:
         mesh = mesh_of(ctx)
-        reason = domain.refusal(platform, mesh)
+        dtype = ctx.avals_in[0].dtype.name
+        reason = domain.refusal(platform, mesh, params.reduce, dtype)
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)

@@ -72,7 +72,7 @@ def test_one_bad_leaf_of_a_pytree() -> None:
         _trace(lambda v: purlin.all_to_all([v, v[:, :3, 0]], "x", 1, 0, tiled=True))
 
 
-@pytest.mark.parametrize("op", ("max", "mean", ""))
+@pytest.mark.parametrize("op", ("maximum", "mean", ""))
 def test_unknown_reduction(op: str) -> None:
     with pytest.raises(ValueError, match=rf"purlin\.all_reduce: no reduction {op!r}; take one of"):
         _trace(lambda v: purlin.all_reduce(v, "x", op))

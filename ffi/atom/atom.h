@@ -12,6 +12,9 @@
 //   Packet get_packet(const Packet* at)
 //       The matching access on the reading side; orders nothing else.
 //
+//   kReduces<Item, Op>
+//       Whether the Atom has this reduction.
+//
 //   void copy(Block&, char* dst, const char* src, const Plan&, Range)
 //       The whole block copies the bytes [begin, end) of the box, counted in iteration order.
 //       `dst` and `src` are the boxes' first bytes. Every byte count and alignment works.

@@ -14,6 +14,9 @@ struct CpuAtom {
   using Word = uint32_t;
   using Packet = uint64_t;  // payload below, flag above
 
+  template <class Item, class Op>
+  static constexpr bool kReduces = true;
+
   // Ranks that meet on the host have checked already that they run the same call: no tag.
   static uint64_t flag(uint64_t epoch, uint64_t /*tag*/) { return static_cast<uint32_t>(epoch); }
   static Packet make_packet(Word word, uint64_t epoch, uint64_t tag) {
@@ -41,12 +44,35 @@ struct CpuAtom {
     });
   }
 
-  template <class T, class Acc, class Op, class Block>
-  static void reduce(Block& block, char* dst, const char* const* src, int world, const Plan& plan,
-                     Range range) {
-    const Range mine = part_of(block, range);
-    for_each_run(plan, mine, [&](int64_t to, int64_t from, int64_t bytes) {
-      fold_run<T, Acc, Op>(dst + to, src, world, from, bytes / static_cast<int64_t>(sizeof(T)));
+  // One contiguous run: `count` items at src[q] + from, folded in ascending order of q.
+  using Fold = void (*)(char* dst, const char* const* src, int world, int64_t from, int64_t count);
+
+  template <class T, class Acc, class Op>
+  static void fold(char* dst, const char* const* src, int world, int64_t from, int64_t count) {
+    constexpr int64_t kTile = 1024;  // items: accumulators stay in the first-level cache
+    Acc acc[kTile];
+    T tile[kTile];
+    for (int64_t done = 0; done < count; done += kTile) {
+      const int64_t n = std::min(kTile, count - done);
+      for (int q = 0; q < world; ++q) {
+        std::memcpy(tile, src[q] + from + done * sizeof(T), n * sizeof(T));
+        if (q == 0) {
+          for (int64_t i = 0; i < n; ++i) acc[i] = widen(tile[i]);
+        } else {
+          for (int64_t i = 0; i < n; ++i) acc[i] = Op::fold(acc[i], widen(tile[i]));
+        }
+      }
+      for (int64_t i = 0; i < n; ++i) tile[i] = narrow<T>(acc[i]);
+      std::memcpy(dst + done * sizeof(T), tile, n * sizeof(T));
+    }
+  }
+
+  // As the contract's reduce, with the types behind `fold`.
+  template <class Block>
+  static void reduce(Block& block, Fold fold, int64_t item_bytes, char* dst, const char* const* src,
+                     int world, const Plan& plan, Range range) {
+    for_each_run(plan, part_of(block, range), [&](int64_t to, int64_t from, int64_t bytes) {
+      fold(dst + to, src, world, from, bytes / item_bytes);
     });
   }
 
@@ -70,27 +96,6 @@ struct CpuAtom {
       f(plan.row_offset(plan.dst_stride, row) + skip, plan.row_offset(plan.src_stride, row) + skip,
         bytes);
       at += bytes;
-    }
-  }
-
-  template <class T, class Acc, class Op>
-  static void fold_run(char* dst, const char* const* src, int world, int64_t from, int64_t count) {
-    constexpr int64_t kTile = 1024;  // elements: accumulators stay in the first-level cache
-    Acc acc[kTile];
-    T tile[kTile];
-    for (int64_t done = 0; done < count; done += kTile) {
-      const int64_t n = std::min(kTile, count - done);
-      for (int q = 0; q < world; ++q) {
-        std::memcpy(tile, src[q] + from + done * sizeof(T), n * sizeof(T));
-        if (q == 0) {
-          for (int64_t i = 0; i < n; ++i) acc[i] = widen(tile[i]);
-        } else {
-          for (int64_t i = 0; i < n; ++i)
-            acc[i] = Op::fold(acc[i], static_cast<Acc>(widen(tile[i])));
-        }
-      }
-      for (int64_t i = 0; i < n; ++i) tile[i] = narrow<T>(acc[i]);
-      std::memcpy(dst + done * sizeof(T), tile, n * sizeof(T));
     }
   }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "atom/atom.h"
 #include "atom/ptx.cuh"
@@ -15,6 +16,11 @@ struct GenericAtom {
   using Packet = Pair;  // payload below, flag above
 
   static constexpr const char* kName = "generic";
+
+  // So far: sums of float32 and bfloat16.
+  template <class Item, class Op>
+  static constexpr bool kReduces =
+      std::is_same_v<Op, Sum> && (std::is_same_v<Item, float> || std::is_same_v<Item, Bfloat16>);
   __device__ static uint64_t flag(uint64_t epoch, uint64_t tag) {
     return purlin::flag_of(epoch, tag);
   }

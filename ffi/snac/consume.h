@@ -1,7 +1,7 @@
 // The two ways to consume what peers sent: copy it to its place, or fold it in rank order.
 //
 // Each has the same three members, which the regimes are templates over:
-//   kWords        words that one thread takes together
+//   words()       words that one thread takes together
 //   pull(...)     reads the peers' operands where they lie: from[q] is rank q's block for this rank
 //   unpack(...)   reads the peers' packets from the own window
 #pragma once
@@ -46,11 +46,11 @@ struct Stride {
 
 template <class Atom>
 struct CopyConsumer {
-  static constexpr int kWords = 1;
+  PURLIN_HD static constexpr int words() { return 1; }
 
   template <class Block, class Packet>
-  PURLIN_RANK static void pull(Block& block, const Call<Packet>& call, const Operand& operand,
-                               const char* const* from) {
+  PURLIN_RANK void pull(Block& block, const Call<Packet>& call, const Operand& operand,
+                        const char* const* from) const {
     const Plan& plan = operand.plan;
     const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
     for (int step = 1; step <= call.world; ++step) {  // the own block comes last
@@ -60,8 +60,8 @@ struct CopyConsumer {
   }
 
   template <class Block, class Packet>
-  PURLIN_RANK static void unpack(Block& block, const Call<Packet>& call, const Operand& operand,
-                                 uint64_t epoch, int64_t first_packet) {
+  PURLIN_RANK void unpack(Block& block, const Call<Packet>& call, const Operand& operand,
+                          uint64_t epoch, int64_t first_packet) const {
     using Word = typename Atom::Word;
     const Plan& plan = operand.plan;
     const int64_t words = Words<Word, char>::count(plan);
@@ -90,17 +90,19 @@ struct ReduceConsumer {
                                     : 1;
   static constexpr int kItems = static_cast<int>(kWords * sizeof(Word) / sizeof(T));
 
+  PURLIN_HD static constexpr int words() { return kWords; }
+
   template <class Block, class Packet>
-  PURLIN_RANK static void pull(Block& block, const Call<Packet>& call, const Operand& operand,
-                               const char* const* from) {
+  PURLIN_RANK void pull(Block& block, const Call<Packet>& call, const Operand& operand,
+                        const char* const* from) const {
     const Plan& plan = operand.plan;
     const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
     Atom::template reduce<T, Acc, Op>(block, operand.dst, from, call.world, plan, part);
   }
 
   template <class Block, class Packet>
-  PURLIN_RANK static void unpack(Block& block, const Call<Packet>& call, const Operand& operand,
-                                 uint64_t epoch, int64_t first_packet) {
+  PURLIN_RANK void unpack(Block& block, const Call<Packet>& call, const Operand& operand,
+                          uint64_t epoch, int64_t first_packet) const {
     const Plan& plan = operand.plan;
     const int64_t units = (Words<Word, char>::count(plan) + kWords - 1) / kWords;
     const Words<Word, const char> own(operand.src + call.rank * plan.src_step, plan,
@@ -123,7 +125,7 @@ struct ReduceConsumer {
         T items[kItems];
         memcpy(items, words, sizeof items);
         for (int k = 0; k < kItems; ++k)
-          acc[k] = q == 0 ? widen(items[k]) : Op::fold(acc[k], static_cast<Acc>(widen(items[k])));
+          acc[k] = q == 0 ? widen(items[k]) : Op::fold(acc[k], widen(items[k]));
       }
       T items[kItems];
       for (int k = 0; k < kItems; ++k) items[k] = narrow<T>(acc[k]);
@@ -134,6 +136,19 @@ struct ReduceConsumer {
   }
 };
 
+// Calls f with the consumer of a reduction; false if it makes no sense for the type, or the Atom
+// does not know it.
+template <class Atom, class Type, class Op, class F>
+bool with_reduction(F& f) {
+  using Item = typename Type::Item;
+  using Acc = typename Type::Accumulator;
+  if constexpr (Op::template kFits<Acc> && Atom::template kReduces<Item, Op>) {
+    f(ReduceConsumer<Atom, Item, Acc, Op>());
+    return true;
+  }
+  return false;
+}
+
 // Calls f with the consumer of a row, a reduction and an element type; false if there is none.
 template <class Atom, class F>
 bool with_consumer(const Collective& row, std::string_view op, std::string_view dtype, F f) {
@@ -141,9 +156,7 @@ bool with_consumer(const Collective& row, std::string_view op, std::string_view 
   bool found = false;
   with_dtype(dtype, [&](auto type) {
     using Type = decltype(type);
-    found = with_op(op, [&](auto fold) {
-      f(ReduceConsumer<Atom, typename Type::Item, typename Type::Accumulator, decltype(fold)>());
-    });
+    with_op(op, [&](auto fold) { found = with_reduction<Atom, Type, decltype(fold)>(f); });
   });
   return found;
 }

@@ -44,7 +44,8 @@ std::vector<const void*> all_kernels() {
   std::vector<const void*> all;
   auto add = [&](const Collective& row, const char* op, const char* dtype) {
     for (Regime regime : {Regime::kPacket, Regime::kZeroStaging})
-      all.push_back(find_kernel(GenericAtom::kName, regime, row, op, dtype));
+      if (const void* kernel = find_kernel(GenericAtom::kName, regime, row, op, dtype))
+        all.push_back(kernel);
   };
   add(kCollectives[find_collective("all_to_all")], "", "");
   const Collective& reduce = kCollectives[find_collective("all_reduce")];

@@ -25,7 +25,9 @@ PURLIN_RANK void prefetch_first(const Call<Packet>& call, const Stride<Block>& s
 
 // Small: data and flag travel in one store, into the peers' windows. One one-way hop.
 template <class Atom, class Consumer, class Block>
-PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
+PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call,
+                        const Consumer& consumer = Consumer()) {
+  const int words_together = consumer.words();
   using Word = typename Atom::Word;
   const Stride<Block> stride(block);
   prefetch_first(call, stride);  // beside the read of the epoch
@@ -40,9 +42,8 @@ PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
       const int p = call.peer(step);
       const Words<Word, const char> box(operand.src + p * plan.src_step, plan, plan.src_stride);
       auto* row = call.window[p].row(epoch, call.rank, call.world, call.packet_capacity) + first;
-      for (int64_t u = stride.first * Consumer::kWords; u < words;
-           u += stride.step * Consumer::kWords)
-        for (int64_t i = u; i < u + Consumer::kWords && i < words; ++i)
+      for (int64_t u = stride.first * words_together; u < words; u += stride.step * words_together)
+        for (int64_t i = u; i < u + words_together && i < words; ++i)
           Atom::put_packet(row + i, Atom::make_packet(box.load(i), epoch, call.tag));
     }
     first += words;
@@ -50,7 +51,7 @@ PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
 
   first = 0;
   for (int o = 0; o < call.operands; ++o) {
-    Consumer::unpack(block, call, call.operand[o], epoch, first);
+    consumer.unpack(block, call, call.operand[o], epoch, first);
     first += Words<Word, char>::count(call.operand[o].plan);
   }
   block.sync();
@@ -60,7 +61,8 @@ PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call) {
 // Large, where peers see each other's arrays: the notify word carries the addresses, peers read
 // straight from them, and the exit rendezvous keeps the arrays alive until every reader is done.
 template <class Atom, class Consumer, class Block>
-PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& call) {
+PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& call,
+                              const Consumer& consumer = Consumer()) {
   const uint64_t epoch = enter(block, call);
   const uint64_t flag = flag_of(epoch, call.tag);
   const int c = block.index();
@@ -82,7 +84,7 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
     }
   }
   block.sync();
-  for (int o = 0; o < call.operands; ++o) Consumer::pull(block, call, call.operand[o], from[o]);
+  for (int o = 0; o < call.operands; ++o) consumer.pull(block, call, call.operand[o], from[o]);
   block.sync();
 
   for (int p = block.thread(); p < call.world; p += block.threads())
@@ -95,9 +97,9 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
 // On a host where all ranks have met already: the meeting was the notify, and no array is given
 // back before all are done, so nothing waits. `from` holds, for each operand, the ranks' blocks.
 template <class Consumer, class Block, class Packet>
-PURLIN_RANK void meet(Block& block, const Call<Packet>& call,
+PURLIN_RANK void meet(Block& block, const Call<Packet>& call, const Consumer& consumer,
                       const char* const (*from)[kMaxRanks]) {
-  for (int o = 0; o < call.operands; ++o) Consumer::pull(block, call, call.operand[o], from[o]);
+  for (int o = 0; o < call.operands; ++o) consumer.pull(block, call, call.operand[o], from[o]);
 }
 
 }  // namespace purlin

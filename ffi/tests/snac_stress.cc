@@ -16,6 +16,7 @@
 
 #include "atom/cpu.h"
 #include "snac/host_block.h"
+#include "snac/host_reduce.h"
 #include "snac/regimes.h"
 #include "tests/stress_job.h"
 
@@ -102,24 +103,17 @@ class Stress {
     return call;
   }
 
-  template <class Consumer>
-  static void launch_as(HostBlock& block, Regime regime, const CpuCall& call) {
+  static void launch(HostBlock& block, const Job& job, const CpuCall& call) {
     int64_t packets = 0;
     for (int o = 0; o < call.operands; ++o)
       packets += Words<CpuAtom::Word, char>::count(call.operand[o].plan);
-    if (regime == Regime::kPacket && packets <= kCapacity)
-      packet<SleepyAtom, Consumer>(block, call);
-    else
-      zero_staging<SleepyAtom, Consumer>(block, call);
-  }
-
-  static void launch(HostBlock& block, const Job& job, const CpuCall& call) {
-    if (kCollectives[job.row].consume == Consume::kCopy)
-      launch_as<CopyConsumer<SleepyAtom>>(block, job.regime, call);
-    else if (job.half_floats)
-      launch_as<ReduceConsumer<SleepyAtom, Bfloat16, float, Sum>>(block, job.regime, call);
-    else
-      launch_as<ReduceConsumer<SleepyAtom, float, float, Sum>>(block, job.regime, call);
+    const char* dtype = job.half_floats ? "bfloat16" : "float32";
+    with_host_consumer<SleepyAtom>(kCollectives[job.row], "sum", dtype, [&](auto consumer) {
+      if (job.regime == Regime::kPacket && packets <= kCapacity)
+        packet<SleepyAtom>(block, call, consumer);
+      else
+        zero_staging<SleepyAtom>(block, call, consumer);
+    });
   }
 
   void fill(const Job& job, int n, int r) {

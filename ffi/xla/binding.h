@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "domain/counters.h"
+#include "layout/dtypes.h"
 #include "xla/target.h"
 
 namespace purlin::xla_ffi {
@@ -19,6 +20,17 @@ inline nanobind::dict as_dict(const Target& target) {
   result["stages"] = stages;
   result["type"] = type;
   return result;
+}
+
+// ((reduction, dtype), ...) for which knows(reduction, dtype).
+template <class Knows>
+nanobind::tuple reduces(Knows knows) {
+  namespace nb = nanobind;
+  nb::list all;
+  for (const char* op : kReduceOps)
+    for (const char* dtype : kReduceDtypes)
+      if (knows(op, dtype)) all.append(nb::make_tuple(op, dtype));
+  return nb::tuple(all);
 }
 
 // {(op, regime): count} of the counters that are not zero; count(row, regime).

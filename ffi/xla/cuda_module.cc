@@ -40,6 +40,10 @@ NB_MODULE(_cuda, m) {
   m.doc() = "CUDA part of purlin_jax.";
   m.attr("architectures") = PURLIN_ARCHITECTURES;
   m.attr("toolkit") = CUDART_VERSION;
+  m.attr("reduces") = xla_ffi::reduces([](const char* op, const char* dtype) {
+    const Collective& row = kCollectives[find_collective("all_reduce")];
+    return find_kernel("generic", Regime::kPacket, row, op, dtype) != nullptr;
+  });
   m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cuda_target()); });
   m.def(
       "start", [] { peer::Domain::start(); }, nb::call_guard<nb::gil_scoped_release>(),

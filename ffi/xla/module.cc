@@ -39,13 +39,6 @@ nb::dict table() {
   return rows;
 }
 
-template <size_t n>
-nb::tuple names(const char* const (&rows)[n]) {
-  nb::list all;
-  for (const char* row : rows) all.append(row);
-  return nb::tuple(all);
-}
-
 nb::dict plan(const std::string& op, const std::vector<int64_t>& shape, int64_t item_bytes,
               int world, int split, int concat) {
   const Plan p = derive(row_of(op), shape, item_bytes, world, {split, concat});
@@ -70,8 +63,7 @@ NB_MODULE(_native, m) {
   m.attr("max_ranks") = kMaxRanks;
   m.attr("max_operands") = kMaxOperands;
   m.attr("collectives") = table();
-  m.attr("reductions") = names(kReduceOps);
-  m.attr("reduce_dtypes") = names(kReduceDtypes);
+  m.attr("reduces") = xla_ffi::reduces(threads::reduces);
   m.def(
       "targets", [] { return xla_ffi::as_dict(xla_ffi::cpu_target()); },
       "Capsules of the custom-call target and its state, for JAX.");

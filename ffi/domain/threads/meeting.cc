@@ -10,6 +10,7 @@
 #include "domain/threads/subnormals.h"
 #include "domain/threads/windows.h"
 #include "snac/host_block.h"
+#include "snac/host_reduce.h"
 
 namespace purlin::threads {
 namespace {
@@ -78,7 +79,7 @@ From blocks_for(const Meeting& meeting, int rank) {
 
 // The regime without waits: blocks of all ranks are pieces of work for as many threads as pay.
 template <class Consumer>
-void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
+void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consumer consumer) {
   struct Work {
     std::vector<CpuCall> calls;
     std::vector<From> from;  // of each rank
@@ -99,13 +100,13 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
   const int64_t threads = std::clamp<int64_t>(bytes_of(*meeting) * world / kBytesPerBlock, 1,
                                               std::min<int64_t>(num_cores(), pieces));
   work->countdown = std::make_unique<Countdown>(meeting, threads);
-  auto help = [work, pieces] {
+  auto help = [work, pieces, consumer] {
     const KeepSubnormals keep;
     HostShared shared(1);
     for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
       HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
       const int64_t r = i / work->blocks;
-      meet<Consumer>(block, work->calls[r], work->from[r].address);
+      meet(block, work->calls[r], consumer, work->from[r].address);
     }
     work->countdown->arrive();
   };
@@ -115,7 +116,7 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting) {
 
 // The regimes that wait: every rank's blocks at the same time, as a gang.
 template <class Consumer>
-void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting) {
+void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting, Consumer consumer) {
   struct Rank {
     CpuCall call;
     std::deque<HostShared> shared;
@@ -130,13 +131,13 @@ void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting) {
     windows().attach(site.partition, meeting->group, rank->call);
     for (int b = 0; b < blocks; ++b) {
       rank->shared.emplace_back(1);
-      tasks.push_back([rank, b, blocks, regime = site.regime] {
+      tasks.push_back([rank, b, blocks, consumer, regime = site.regime] {
         const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
         if (regime == Regime::kPacket)
-          packet<CpuAtom, Consumer>(block, rank->call);
+          packet<CpuAtom>(block, rank->call, consumer);
         else
-          zero_staging<CpuAtom, Consumer>(block, rank->call);
+          zero_staging<CpuAtom>(block, rank->call, consumer);
       });
     }
   }
@@ -145,9 +146,14 @@ void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting) {
 
 }  // namespace
 
+bool reduces(const char* op, const char* dtype) {
+  const Collective& row = kCollectives[find_collective("all_reduce")];
+  return with_host_consumer<CpuAtom>(row, op, dtype, [](auto) {});
+}
+
 std::string refuse(const Site& site, const std::vector<Plan>& plans) {
   const Collective& row = site.collective();
-  if (!with_consumer<CpuAtom>(row, site.reduce, site.dtype, [](auto) {}))
+  if (!with_host_consumer<CpuAtom>(row, site.reduce, site.dtype, [](auto) {}))
     return std::string(row.name) + " knows no " + site.reduce + " of " + site.dtype;
   int64_t packets = 0;
   for (const Plan& plan : plans) packets += Words<CpuAtom::Word, char>::count(plan);
@@ -159,12 +165,11 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans) {
 }
 
 void run(const Site& site, std::shared_ptr<Meeting> meeting) {
-  with_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
-    using Consumer = decltype(consumer);
+  with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
     if (site.regime == Regime::kMeet)
-      run_meet<Consumer>(site, meeting);
+      run_meet(site, meeting, consumer);
     else
-      run_waiting<Consumer>(site, meeting);
+      run_waiting(site, meeting, consumer);
   });
 }
 

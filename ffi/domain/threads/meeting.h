@@ -28,6 +28,9 @@ struct Meeting {
   std::vector<Plan> plans;
 };
 
+// Whether ranks on the host know this reduction.
+bool reduces(const char* op, const char* dtype);
+
 // Empty where `site` can run with these plans, else a sentence that says why not.
 std::string refuse(const Site& site, const std::vector<Plan>& plans);
 

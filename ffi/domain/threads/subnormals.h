@@ -1,4 +1,5 @@
-// Keeps subnormal numbers while it lives: XLA's threads flush them to zero, and ours compute on them.
+// Keeps subnormal numbers while it lives: XLA's threads flush them to zero, and ours compute on
+// them.
 #pragma once
 
 #include <cstdint>

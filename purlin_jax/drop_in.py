@@ -1,0 +1,76 @@
+"""The reductions of jax.lax by their own names, with its signatures and its behaviour.
+
+Where jax.lax does more than a collective (constants are folded at trace time, booleans are counted,
+positional axes are summed), so do these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from purlin_jax import groups as groups_lib
+from purlin_jax.collectives import all_reduce, reduce_scatter
+
+PyTree = Any
+
+
+def psum(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+    """jax.lax.psum: the sum over ranks, of all_reduce."""
+    if _is_static(x, axis_name):
+        return jax.lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
+    counted = jax.tree.map(_count_booleans, x)
+    return all_reduce(counted, axis_name, axis_index_groups=axis_index_groups)
+
+
+def pmax(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+    """jax.lax.pmax: the largest over ranks; NaN where any rank has one."""
+    if _is_static(x, axis_name):
+        return jax.lax.pmax(x, axis_name, axis_index_groups=axis_index_groups)
+    return all_reduce(x, axis_name, "max", axis_index_groups=axis_index_groups)
+
+
+def pmin(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+    """jax.lax.pmin: the smallest over ranks; NaN where any rank has one."""
+    if _is_static(x, axis_name):
+        return jax.lax.pmin(x, axis_name, axis_index_groups=axis_index_groups)
+    return all_reduce(x, axis_name, "min", axis_index_groups=axis_index_groups)
+
+
+def pmean(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+    """jax.lax.pmean: the sum over ranks, divided by their number."""
+    total = psum(x, axis_name, axis_index_groups=axis_index_groups)
+    count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
+    return jax.tree.map(lambda v: v / count, total)
+
+
+def psum_scatter(
+    x: PyTree,
+    axis_name: Any,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Any = None,
+    tiled: bool = False,
+) -> PyTree:
+    """jax.lax.psum_scatter: reduce_scatter with a sum."""
+    return reduce_scatter(
+        jax.tree.map(_count_booleans, x),
+        axis_name,
+        scatter_dimension=scatter_dimension,
+        axis_index_groups=axis_index_groups,
+        tiled=tiled,
+    )
+
+
+def _is_static(x: PyTree, axis_name: Any) -> bool:
+    """Whether jax.lax would need no communication, or an axis that has no name."""
+    names = groups_lib.canonical_axes(axis_name)
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
+    return not traced or any(isinstance(name, int) for name in names)
+
+
+def _count_booleans(x: Any) -> Any:
+    return x.astype(jnp.int32) if x.dtype == np.bool_ else x

@@ -1,0 +1,79 @@
+"""The names of jax.lax: the same signatures, and the same values."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import purlin_jax as purlin
+from tests.harness import mesh, native_collectives, sharded, to_numpy
+
+NAMES = ("psum", "pmax", "pmin", "pmean", "psum_scatter", "all_gather", "all_to_all")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signature(name: str) -> None:
+    """That of the installed jax.lax, and `backend` where purlin has it."""
+    ours = inspect.signature(getattr(purlin, name)).parameters
+    theirs = inspect.signature(getattr(jax.lax, name)).parameters
+    assert [k for k in ours if k != "backend"] == list(theirs)
+    for key, parameter in theirs.items():
+        assert (ours[key].default, ours[key].kind) == (parameter.default, parameter.kind), key
+
+
+CASES: dict[str, Any] = {
+    "psum": lambda lib, v: lib.psum(v, "x"),
+    "psum of booleans": lambda lib, v: lib.psum(v > 0, "x"),
+    "psum of a constant": lambda lib, v: v * lib.psum(1, "x"),
+    "psum of a tree": lambda lib, v: lib.psum({"a": v, "b": (v > 0, v[0].astype(int))}, "x"),
+    "psum in groups": lambda lib, v: lib.psum(v, "x", axis_index_groups=[[0, 3], [1, 2]]),
+    "pmax": lambda lib, v: lib.pmax(v, "x"),
+    "pmin of integers": lambda lib, v: lib.pmin((v * 10).astype(int), "x"),
+    "pmean": lambda lib, v: lib.pmean(v, "x"),
+    "psum_scatter": lambda lib, v: lib.psum_scatter(v, "x", scatter_dimension=1, tiled=True),
+    "psum_scatter untiled": lambda lib, v: lib.psum_scatter(v[:4, :2], "x"),
+    "all_gather": lambda lib, v: lib.all_gather(v, "x", axis=1, tiled=True),
+    "all_gather untiled": lambda lib, v: lib.all_gather(v, "x", axis=-1),
+    "all_gather in groups": lambda lib, v: lib.all_gather(
+        v, "x", axis_index_groups=[[3, 1], [0, 2]]
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values(case: str) -> None:
+    x = jnp.round(jax.random.normal(jax.random.key(0), (16, 8)) * 4) / 4  # sums are exact
+    ours, theirs = (
+        sharded(lambda v, lib=lib: CASES[case](lib, v), mesh(4), check_vma=False)
+        for lib in (purlin, jax.lax)
+    )
+    assert native_collectives(ours.lower(x).compile().as_text()) == []
+    a, b = to_numpy(ours(x)), to_numpy(theirs(x))
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert p.dtype == q.dtype
+        np.testing.assert_array_equal(p, q)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("case", ["psum", "psum_scatter", "all_gather", "all_gather untiled"])
+def test_gradients(case: str, check_vma: bool) -> None:
+    x = jax.random.normal(jax.random.key(0), (16, 8))
+
+    def grad(lib: Any) -> np.ndarray:
+        f = sharded(lambda v: jnp.sin(CASES[case](lib, v)) + 0 * v.sum(), mesh(4),
+                    check_vma=check_vma)  # fmt: skip
+        return np.asarray(jax.grad(lambda v: (f(v) ** 2).sum())(x))
+
+    np.testing.assert_allclose(grad(purlin), grad(jax.lax), rtol=1e-5, atol=1e-5)
+
+
+def test_a_maximum_has_no_derivative() -> None:
+    f = sharded(lambda v: purlin.pmax(v, "x"), mesh(2), check_vma=False)
+    with pytest.raises(NotImplementedError, match="no derivative"):
+        jax.grad(lambda v: f(v).sum())(jnp.ones(4))
