@@ -106,7 +106,7 @@ def main() -> int:
     p.set_defaults(run=run_selftest)
     p = commands.add_parser("bench", parents=[common], help="time inside jit")
     p.set_defaults(run=run_bench)
-    p.add_argument("--ops", default="all_reduce,all_to_all")
+    p.add_argument("--ops", default=",".join(bench.OPS))
     p.add_argument("--sizes", default="1K,16K,64K,256K,1M")
     p.add_argument("--dtype", default="float32")
     p.add_argument("--against", default="lax", help="comma list; empty for none")

@@ -21,14 +21,24 @@ import purlin_jax as purlin
 from purlin_jax import domain
 from purlin_jax.policy import Policy, choose
 
-OPS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "all_to_all": (
-        lambda x: purlin.all_to_all(x, "i", 0, 0, tiled=True),
-        lambda x: jax.lax.all_to_all(x, "i", 0, 0, tiled=True),
-    ),
-    "all_reduce": (lambda x: purlin.all_reduce(x, "i"), lambda x: jax.lax.psum(x, "i")),
+
+def _same_shape(op: str, lib: Any) -> Callable[[jax.Array], jax.Array]:
+    """The collective on a local array [n], with what brings the result back to [n] for a chain."""
+    if op == "all_to_all":
+        return lambda x: lib.all_to_all(x, "i", 0, 0, tiled=True)
+    if op == "all_gather":
+        return lambda x: lib.all_gather(x, "i", tiled=True)[: x.shape[0]]
+    if op == "reduce_scatter":
+        return lambda x: jnp.tile(lib.psum_scatter(x, "i", tiled=True), jax.lax.axis_size("i"))
+    return lambda x: lib.psum(x, "i")
+
+
+_LIBRARIES = {"purlin": purlin, "lax": jax.lax}
+OPS = {
+    op: {impl: _same_shape(op, lib) for impl, lib in _LIBRARIES.items()}
+    for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 }
-_NATIVE_HLO = {"all_to_all": "all-to-all", "all_reduce": "all-reduce"}
+_REDUCES = ("all_reduce", "reduce_scatter")
 
 
 class EmptiedError(RuntimeError):
@@ -84,7 +94,7 @@ def require_collectives(text: str, op: str, impl: str, steps: int) -> None:
     pattern = (
         rf'custom_call_target="{domain.TARGET}"'
         if impl == "purlin"
-        else rf" {_NATIVE_HLO[op]}(-start)?\("
+        else rf" {op.replace('_', '-')}(-start)?\("
     )
     found = len(re.findall(pattern, text))
     if found != steps:
@@ -98,16 +108,16 @@ def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float
     """Compile, warm up, and return a function that takes one sample: microseconds a step."""
     mesh, steps = setup.mesh, setup.steps(nbytes)
     world = mesh.size
-    items = max(world, nbytes // np.dtype(setup.dtype).itemsize // world * world)
+    local = nbytes // world if op == "all_gather" else nbytes
+    items = max(world, local // np.dtype(setup.dtype).itemsize // world * world)
     sharding = NamedSharding(mesh, PartitionSpec("i"))
     start = jax.device_put(
         jax.random.uniform(jax.random.key(0), (world * items,)).astype(setup.dtype), sharding
     )
-    scale = 1 / world if op == "all_reduce" else 1.0
+    scale = 1 / world if op in _REDUCES else 1.0
     w = jax.device_put(jnp.full((world,), scale, setup.dtype), sharding)
-    function = OPS[op][0 if impl == "purlin" else 1]
     with purlin.policy(setup.policy.regime, blocks=setup.policy.blocks):
-        compiled = chain(function, steps, mesh).lower(start, w).compile()
+        compiled = chain(OPS[op][impl], steps, mesh).lower(start, w).compile()
     require_collectives(compiled.as_text(), op, impl, steps)
     for _ in range(3):
         jax.block_until_ready(compiled(start, w))

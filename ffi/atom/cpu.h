@@ -51,19 +51,21 @@ struct CpuAtom {
   static void fold(char* dst, const char* const* src, int world, int64_t from, int64_t count) {
     constexpr int64_t kTile = 1024;  // items: accumulators stay in the first-level cache
     Acc acc[kTile];
-    T tile[kTile];
     for (int64_t done = 0; done < count; done += kTile) {
       const int64_t n = std::min(kTile, count - done);
       for (int q = 0; q < world; ++q) {
-        std::memcpy(tile, src[q] + from + done * sizeof(T), n * sizeof(T));
+        const char* items = src[q] + from + done * sizeof(T);
         if (q == 0) {
-          for (int64_t i = 0; i < n; ++i) acc[i] = widen(tile[i]);
+          for (int64_t i = 0; i < n; ++i) acc[i] = widen(load<T>(items, i));
         } else {
-          for (int64_t i = 0; i < n; ++i) acc[i] = Op::fold(acc[i], widen(tile[i]));
+          for (int64_t i = 0; i < n; ++i) acc[i] = Op::fold(acc[i], widen(load<T>(items, i)));
         }
       }
-      for (int64_t i = 0; i < n; ++i) tile[i] = narrow<T>(acc[i]);
-      std::memcpy(dst + done * sizeof(T), tile, n * sizeof(T));
+      char* results = dst + done * sizeof(T);
+      for (int64_t i = 0; i < n; ++i) {
+        const T item = narrow<T>(acc[i]);
+        std::memcpy(results + i * sizeof(T), &item, sizeof(T));
+      }
     }
   }
 
@@ -77,6 +79,14 @@ struct CpuAtom {
   }
 
  private:
+  // Items may lie at any address.
+  template <class T>
+  static T load(const char* items, int64_t i) {
+    T item;
+    std::memcpy(&item, items + i * sizeof(T), sizeof(T));
+    return item;
+  }
+
   static constexpr int64_t kUnit = 64;  // threads of a block share a range in whole cache lines
 
   template <class Block>

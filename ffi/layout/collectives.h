@@ -22,6 +22,8 @@ struct Collective {
 
   constexpr bool splits_input() const { return input != Layout::kPacked; }
   constexpr bool splits_output() const { return output != Layout::kPacked; }
+  // Every rank gets the same result.
+  constexpr bool is_uniform() const { return !splits_input() && !splits_output(); }
 };
 
 inline constexpr Collective kCollectives[] = {

@@ -102,4 +102,19 @@ PURLIN_RANK void meet(Block& block, const Call<Packet>& call, const Consumer& co
   for (int o = 0; o < call.operands; ++o) consumer.pull(block, call, call.operand[o], from[o]);
 }
 
+// The same where all ranks get the same result (packed to packed): rank 0's part is made once, and
+// copied to the others while it is in the cache.
+template <class Atom, class Consumer, class Block, class Packet>
+PURLIN_RANK void meet_once(Block& block, const Call<Packet>& first, const Consumer& consumer,
+                           const char* const (*from)[kMaxRanks],
+                           char* const (*results)[kMaxRanks]) {
+  for (int o = 0; o < first.operands; ++o) {
+    const Plan& plan = first.operand[o].plan;
+    const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
+    consumer.pull(block, first, first.operand[o], from[o]);
+    for (int r = 1; r < first.world; ++r)
+      Atom::copy(block, results[o][r], first.operand[o].dst, plan, part);
+  }
+}
+
 }  // namespace purlin

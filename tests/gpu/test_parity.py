@@ -41,6 +41,25 @@ def test_all_to_all(regime: str, dtype: str, axes: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_gather_and_scatter(regime: str, axis: int, op: str) -> None:
+    mesh = gpus()
+    n = mesh.size
+    x = jnp.asarray(
+        np.random.default_rng(0).integers(0, 16, (n * n * 3, n * 5, n * 2)), jnp.float32
+    )
+
+    def of(lib: Any) -> Any:
+        if op == "all_gather":
+            return lambda v: lib.all_gather(v, "x", axis=axis, tiled=True)
+        return lambda v: lib.psum_scatter(v, "x", scatter_dimension=axis, tiled=True)
+
+    y = _run(of(purlin), x, mesh, regime, op)
+    np.testing.assert_array_equal(y, np.asarray(sharded(of(jax.lax), mesh)(x)))
+
+
+@pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("items", [1, 2, 3, 7, 8, 127, 1000, 4097, 65537, 131072])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_all_reduce_in_rank_order(regime: str, items: int, dtype: Any) -> None:

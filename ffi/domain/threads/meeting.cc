@@ -83,6 +83,8 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
   struct Work {
     std::vector<CpuCall> calls;
     std::vector<From> from;  // of each rank
+    char* results[kMaxOperands][kMaxRanks] = {};
+    bool once = false;
     int blocks = 1;
     std::atomic<int64_t> next{0};
     std::unique_ptr<Countdown> countdown;
@@ -92,11 +94,14 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
   for (int r = 0; r < world; ++r) {
     work->calls.push_back(call_of(*meeting, r));
     work->from.push_back(blocks_for(*meeting, r));
+    for (int o = 0; o < work->calls[r].operands; ++o)
+      work->results[o][r] = meeting->ranks[r].dst[o];
   }
   const int64_t by_size = (bytes_of(*meeting) + kBytesPerBlock - 1) / kBytesPerBlock;
   work->blocks =
       site.blocks > 0 ? site.blocks : static_cast<int>(std::clamp<int64_t>(by_size, 1, kMaxBlocks));
-  const int64_t pieces = static_cast<int64_t>(work->blocks) * world;
+  work->once = site.collective().is_uniform();
+  const int64_t pieces = static_cast<int64_t>(work->blocks) * (work->once ? 1 : world);
   const int64_t threads = std::clamp<int64_t>(bytes_of(*meeting) * world / kBytesPerBlock, 1,
                                               std::min<int64_t>(num_cores(), pieces));
   work->countdown = std::make_unique<Countdown>(meeting, threads);
@@ -106,7 +111,10 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
     for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
       HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
       const int64_t r = i / work->blocks;
-      meet(block, work->calls[r], consumer, work->from[r].address);
+      if (work->once)
+        meet_once<CpuAtom>(block, work->calls[0], consumer, work->from[0].address, work->results);
+      else
+        meet(block, work->calls[r], consumer, work->from[r].address);
     }
     work->countdown->arrive();
   };
