@@ -32,11 +32,16 @@ struct Plan {
     return row_offset_as<int64_t>(stride, row);
   }
 
+  // The same for a box of less than 4 GiB, without the code for larger ones.
+  PURLIN_HD int64_t small_offset(const int64_t (&stride)[kMaxOuter], uint32_t linear) const {
+    return contiguous() ? linear : offset_as<uint32_t>(stride, linear);
+  }
+
   // Byte offset, in the box with these strides, of byte `linear` in iteration order.
   PURLIN_HD int64_t offset(const int64_t (&stride)[kMaxOuter], int64_t linear) const {
     if (contiguous()) return linear;
     if (bytes() <= UINT32_MAX) return offset_as<uint32_t>(stride, static_cast<uint32_t>(linear));
-    return offset_as<uint64_t>(stride, linear);
+    return wide_offset(*this, stride, linear);
   }
 
  private:
@@ -50,6 +55,10 @@ struct Plan {
     const Index middle = rest % static_cast<Index>(extent[1]);
     const Index outer = rest / static_cast<Index>(extent[1]);
     return inner * stride[2] + middle * stride[1] + outer * stride[0];
+  }
+  PURLIN_COLD_HD static int64_t wide_offset(const Plan& plan, const int64_t (&stride)[kMaxOuter],
+                                            uint64_t linear) {
+    return plan.offset_as<uint64_t>(stride, linear);
   }
   template <class Index>
   PURLIN_HD int64_t offset_as(const int64_t (&stride)[kMaxOuter], Index linear) const {

@@ -1,4 +1,4 @@
-// A strided box seen as a row of packet-sized words, whatever its alignment.
+// A strided box of less than 4 GiB seen as a row of packet-sized words, whatever its alignment.
 #pragma once
 
 #include <cstdint>
@@ -39,23 +39,28 @@ class Words {
 
   PURLIN_COLD static Word load_any(const Byte* base, const Plan& plan, const Strides& stride,
                                    bool whole, int64_t i) {
-    if (whole) return *reinterpret_cast<const Word*>(base + plan.offset(stride, i * kBytes));
+    if (whole)
+      return *reinterpret_cast<const Word*>(
+          base + plan.small_offset(stride, static_cast<uint32_t>(i * kBytes)));
     Word word = 0;
     for (int64_t at = i * kBytes, shift = 0; shift < 8 * kBytes && at < plan.bytes();
          ++at, shift += 8)
-      word |= static_cast<Word>(static_cast<uint8_t>(base[plan.offset(stride, at)])) << shift;
+      word |= static_cast<Word>(
+                  static_cast<uint8_t>(base[plan.small_offset(stride, static_cast<uint32_t>(at))]))
+              << shift;
     return word;
   }
 
   PURLIN_COLD static void store_any(Byte* base, const Plan& plan, const Strides& stride, bool whole,
                                     int64_t i, Word word) {
     if (whole) {
-      *reinterpret_cast<Word*>(base + plan.offset(stride, i * kBytes)) = word;
+      *reinterpret_cast<Word*>(base +
+                               plan.small_offset(stride, static_cast<uint32_t>(i * kBytes))) = word;
       return;
     }
     for (int64_t at = i * kBytes, shift = 0; shift < 8 * kBytes && at < plan.bytes();
          ++at, shift += 8)
-      base[plan.offset(stride, at)] = static_cast<Byte>(word >> shift);
+      base[plan.small_offset(stride, static_cast<uint32_t>(at))] = static_cast<Byte>(word >> shift);
   }
 
   Byte* base_;
