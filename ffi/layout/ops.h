@@ -61,62 +61,44 @@ struct Prod {
   }
 };
 
-// The larger value, or NaN where either is one, whichever rank holds it.
-struct Max {
+// The larger or the smaller value, or NaN where either is one, whichever rank holds it.
+template <bool larger>
+struct Extreme {
   template <class A>
   static constexpr bool kFits = !kIsBool<A> && !kIsComplex<A>;
   template <class A>
   PURLIN_HD static A fold(A a, A b) {
-    return a != a || a > b ? a : b;
+    return a != a || (larger ? a > b : a < b) ? a : b;
   }
 };
+using Max = Extreme<true>;
+using Min = Extreme<false>;
 
-struct Min {
+// Of integers and booleans, bit by bit.
+template <class F>
+struct Bitwise {
   template <class A>
-  static constexpr bool kFits = !kIsBool<A> && !kIsComplex<A>;
-  template <class A>
-  PURLIN_HD static A fold(A a, A b) {
-    return a != a || a < b ? a : b;
-  }
-};
-
-template <class A>
-inline constexpr bool kIsBits = std::is_integral_v<A> || kIsBool<A>;
-
-struct And {
-  template <class A>
-  static constexpr bool kFits = kIsBits<A>;
+  static constexpr bool kFits = std::is_integral_v<A> || kIsBool<A>;
   template <class A>
   PURLIN_HD static A fold(A a, A b) {
     if constexpr (kIsBool<A>)
-      return {static_cast<uint8_t>(a.value & b.value)};
+      return {static_cast<uint8_t>(F::of(a.value, b.value))};
     else
-      return static_cast<A>(a & b);
+      return static_cast<A>(F::of(a, b));
   }
 };
 
-struct Or {
-  template <class A>
-  static constexpr bool kFits = kIsBits<A>;
-  template <class A>
-  PURLIN_HD static A fold(A a, A b) {
-    if constexpr (kIsBool<A>)
-      return {static_cast<uint8_t>(a.value | b.value)};
-    else
-      return static_cast<A>(a | b);
-  }
+struct BitAnd {
+  PURLIN_HD static constexpr auto of(auto a, auto b) { return a & b; }
 };
-
-struct Xor {
-  template <class A>
-  static constexpr bool kFits = kIsBits<A>;
-  template <class A>
-  PURLIN_HD static A fold(A a, A b) {
-    if constexpr (kIsBool<A>)
-      return {static_cast<uint8_t>(a.value ^ b.value)};
-    else
-      return static_cast<A>(a ^ b);
-  }
+struct BitOr {
+  PURLIN_HD static constexpr auto of(auto a, auto b) { return a | b; }
 };
+struct BitXor {
+  PURLIN_HD static constexpr auto of(auto a, auto b) { return a ^ b; }
+};
+using And = Bitwise<BitAnd>;
+using Or = Bitwise<BitOr>;
+using Xor = Bitwise<BitXor>;
 
 }  // namespace purlin
