@@ -15,7 +15,8 @@ from purlin_jax import _native, primitive
 from purlin_jax import groups as groups_lib
 from purlin_jax._compat import check_vma, make_varying
 from purlin_jax.backend import fall_back, refusal, resolve
-from purlin_jax.policy import current as current_policy
+from purlin_jax.policy import Policy
+from purlin_jax.policy import resolve as resolve_policy
 
 PyTree = Any
 _PACKAGE = Path(__file__).parent
@@ -31,7 +32,12 @@ class _Joined:
     groups: groups_lib.Groups | None
     world: int
     backend: str
+    policy: Policy
     reduce: str = ""
+
+    def _typed(self) -> bool:
+        """Whether JAX tracks over which of the axes a value varies."""
+        return check_vma() and not groups_lib.vmapped(self.names)
 
     def run(self, leaves: Sequence[jax.Array], axes: Sequence[tuple[int, int]]) -> list[jax.Array]:
         """Send canonical operands through the primitive, several in one call where types allow."""
@@ -43,8 +49,8 @@ class _Joined:
             world=self.world,
             split=tuple(split for split, _ in axes),
             concat=tuple(concat for _, concat in axes),
-            invariant=self.op == "all_reduce" and self.groups is None and check_vma(),
-            policy=current_policy(),
+            invariant=self.op == "all_reduce" and self.groups is None and self._typed(),
+            policy=self.policy,
             backend=self.backend,
             site=_call_site(),
         )
@@ -69,16 +75,23 @@ def _join(
     axis_name: groups_lib.AxisName,
     axis_index_groups: Any,
     backend: str | None,
+    policy: Policy | str | None,
     reduce: str | None = None,
 ) -> _Joined:
     names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_mesh_axes(op, names)
+    groups_lib.require_bound(op, names)
     if reduce is not None and reduce not in REDUCTIONS:
         raise ValueError(f"purlin.{op}: no reduction {reduce!r}; take one of {REDUCTIONS}")
     size = groups_lib.world_size(names, None)
     groups = groups_lib.canonical_groups(op, axis_index_groups, size)
     world = groups_lib.world_size(names, groups)
-    return _Joined(op, names, groups, world, resolve(backend), reduce or "")
+    chosen = resolve(backend)
+    local = groups_lib.vmapped(names)
+    if local and len(local) < len(names):
+        fall_back(op, f"axes {local} belong to a vmap and the others to the mesh", chosen)
+    # Along the axis of a vmap there is nothing to send, so jax.lax is no fall.
+    chosen = "lax" if local else chosen
+    return _Joined(op, names, groups, world, chosen, resolve_policy(policy), reduce or "")
 
 
 def _call_site() -> str:
@@ -131,6 +144,7 @@ def all_to_all(
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     tiled: bool = False,
     backend: str | None = None,
+    policy: Policy | str | None = None,
 ) -> PyTree:
     """Exchange blocks: block p along `split_axis` goes to rank p, and lands along `concat_axis`.
 
@@ -146,6 +160,7 @@ def all_to_all(
       axis_index_groups: groups of indices of the axis that exchange among themselves.
       tiled: see above.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+      policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
 
     Returns:
       A pytree like `x`; equal, bit for bit, to jax.lax.all_to_all.
@@ -154,7 +169,7 @@ def all_to_all(
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: the axes or sizes do not fit.
     """
-    joined = _join("all_to_all", axis_name, axis_index_groups, backend)
+    joined = _join("all_to_all", axis_name, axis_index_groups, backend, policy)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not joined.names:
         return x
@@ -188,6 +203,7 @@ def all_gather(
     tiled: bool = False,
     to: str = "varying",
     backend: str | None = None,
+    policy: Policy | str | None = None,
 ) -> PyTree:
     """Gather the ranks' arrays on every rank.
 
@@ -201,6 +217,7 @@ def all_gather(
       to: type of the result over the axis, as in jax.lax.all_gather; others than "varying" go to
         jax.lax.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+      policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
 
     Returns:
       A pytree like `x`; equal, bit for bit, to jax.lax.all_gather.
@@ -209,7 +226,7 @@ def all_gather(
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: no such axis.
     """
-    joined = _join("all_gather", axis_name, axis_index_groups, backend)
+    joined = _join("all_gather", axis_name, axis_index_groups, backend, policy)
     if to != "varying":
         if joined.backend != "lax":
             fall_back(joined.op, f"to={to!r}", joined.backend)
@@ -237,6 +254,7 @@ def reduce_scatter(
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     tiled: bool = False,
     backend: str | None = None,
+    policy: Policy | str | None = None,
 ) -> PyTree:
     """Reduce over ranks; rank p gets block p along `scatter_dimension` of the result.
 
@@ -252,6 +270,7 @@ def reduce_scatter(
       axis_index_groups: groups of indices of the axis that reduce among themselves.
       tiled: see above.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+      policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
 
     Returns:
       A pytree like `x`, as jax.lax.psum_scatter.
@@ -260,7 +279,7 @@ def reduce_scatter(
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: the axis or its size does not fit, or there is no such reduction.
     """
-    joined = _join("reduce_scatter", axis_name, axis_index_groups, backend, op)
+    joined = _join("reduce_scatter", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not joined.names:
         return x
@@ -283,6 +302,7 @@ def all_reduce(
     *,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
     backend: str | None = None,
+    policy: Policy | str | None = None,
 ) -> PyTree:
     """Reduce over ranks; every rank gets the same bits.
 
@@ -296,6 +316,7 @@ def all_reduce(
       op: "sum", "prod", "max", "min", or for integers and booleans "and", "or", "xor".
       axis_index_groups: groups of indices of the axis that reduce among themselves.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+      policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
 
     Returns:
       A pytree like `x`. Under check_vma the result is invariant over `axis_name`, as with
@@ -305,7 +326,7 @@ def all_reduce(
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: no such reduction.
     """
-    joined = _join("all_reduce", axis_name, axis_index_groups, backend, op)
+    joined = _join("all_reduce", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not joined.names:
         return x

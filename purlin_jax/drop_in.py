@@ -1,7 +1,7 @@
 """The reductions of jax.lax by their own names, with its signatures and its behaviour.
 
 Where jax.lax does more than a collective (constants are folded at trace time, booleans are counted,
-positional axes are summed), so do these.
+positional axes are summed), so do these. All take `backend` and `policy` as all_reduce does.
 """
 
 from __future__ import annotations
@@ -14,35 +14,70 @@ import numpy as np
 
 from purlin_jax import groups as groups_lib
 from purlin_jax.collectives import all_reduce, reduce_scatter
+from purlin_jax.policy import Policy
 
 PyTree = Any
 
 
-def psum(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+def psum(
+    x: PyTree,
+    axis_name: Any,
+    *,
+    axis_index_groups: Any = None,
+    backend: str | None = None,
+    policy: Policy | str | None = None,
+) -> PyTree:
     """jax.lax.psum: the sum over ranks, of all_reduce."""
     if _is_static(x, axis_name):
         return jax.lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
     counted = jax.tree.map(_count_booleans, x)
-    return all_reduce(counted, axis_name, axis_index_groups=axis_index_groups)
+    return all_reduce(
+        counted, axis_name, axis_index_groups=axis_index_groups, backend=backend, policy=policy
+    )
 
 
-def pmax(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+def pmax(
+    x: PyTree,
+    axis_name: Any,
+    *,
+    axis_index_groups: Any = None,
+    backend: str | None = None,
+    policy: Policy | str | None = None,
+) -> PyTree:
     """jax.lax.pmax: the largest over ranks; NaN where any rank has one."""
     if _is_static(x, axis_name):
         return jax.lax.pmax(x, axis_name, axis_index_groups=axis_index_groups)
-    return all_reduce(x, axis_name, "max", axis_index_groups=axis_index_groups)
+    return all_reduce(
+        x, axis_name, "max", axis_index_groups=axis_index_groups, backend=backend, policy=policy
+    )
 
 
-def pmin(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+def pmin(
+    x: PyTree,
+    axis_name: Any,
+    *,
+    axis_index_groups: Any = None,
+    backend: str | None = None,
+    policy: Policy | str | None = None,
+) -> PyTree:
     """jax.lax.pmin: the smallest over ranks; NaN where any rank has one."""
     if _is_static(x, axis_name):
         return jax.lax.pmin(x, axis_name, axis_index_groups=axis_index_groups)
-    return all_reduce(x, axis_name, "min", axis_index_groups=axis_index_groups)
+    return all_reduce(
+        x, axis_name, "min", axis_index_groups=axis_index_groups, backend=backend, policy=policy
+    )
 
 
-def pmean(x: PyTree, axis_name: Any, *, axis_index_groups: Any = None) -> PyTree:
+def pmean(
+    x: PyTree,
+    axis_name: Any,
+    *,
+    axis_index_groups: Any = None,
+    backend: str | None = None,
+    policy: Policy | str | None = None,
+) -> PyTree:
     """jax.lax.pmean: the sum over ranks, divided by their number."""
-    total = psum(x, axis_name, axis_index_groups=axis_index_groups)
+    total = psum(x, axis_name, axis_index_groups=axis_index_groups, backend=backend, policy=policy)
     count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda v: v / count, total)
 
@@ -54,6 +89,8 @@ def psum_scatter(
     scatter_dimension: int = 0,
     axis_index_groups: Any = None,
     tiled: bool = False,
+    backend: str | None = None,
+    policy: Policy | str | None = None,
 ) -> PyTree:
     """jax.lax.psum_scatter: reduce_scatter with a sum."""
     return reduce_scatter(
@@ -62,6 +99,8 @@ def psum_scatter(
         scatter_dimension=scatter_dimension,
         axis_index_groups=axis_index_groups,
         tiled=tiled,
+        backend=backend,
+        policy=policy,
     )
 
 

@@ -19,23 +19,20 @@ def canonical_axes(axis_name: AxisName) -> tuple[Hashable, ...]:
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
 
 
-def require_mesh_axes(op: str, axes: Sequence[Hashable]) -> None:
-    """Raise, with what to do, for an axis that is not one of the shard_map around the call.
-
-    NameError where nothing binds the axis, NotImplementedError where a vmap does.
-    """
-    mesh_axes = jax.sharding.get_abstract_mesh().axis_names
+def require_bound(op: str, axes: Sequence[Hashable]) -> None:
+    """Raise NameError, with what to do, for an axis that nothing around the call binds."""
     for axis in axes:
         if not _compat.axis_is_bound(axis):
             raise NameError(
                 f"purlin.{op}: axis {axis!r} is not bound; call it inside jax.shard_map over a "
                 f"mesh with an axis {axis!r}"
             )
-        if axis not in mesh_axes:
-            raise NotImplementedError(
-                f"purlin.{op} over axis {axis!r} of a vmap: purlin joins mesh axes; use jax.lax "
-                "for axes that vmap names"
-            )
+
+
+def vmapped(axes: Sequence[Hashable]) -> list[Hashable]:
+    """Those of the bound axes that a vmap has named: their elements lie on one device."""
+    mesh_axes = jax.sharding.get_abstract_mesh().axis_names
+    return [axis for axis in axes if axis not in mesh_axes]
 
 
 def canonical_groups(op: str, groups: Any, axis_size: int) -> Groups | None:

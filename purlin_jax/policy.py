@@ -48,9 +48,13 @@ def policy(regime: str = "auto", *, blocks: int = 0) -> Iterator[None]:
         yield
 
 
-def current() -> Policy:
-    """The forced policy: the innermost context, else PURLIN_POLICY (a regime), else nothing."""
-    return _context.value or Policy(os.environ.get("PURLIN_POLICY") or "auto")
+def resolve(given: Policy | str | None) -> Policy:
+    """The policy in force: the argument, else the context, else PURLIN_POLICY, else "auto".
+
+    A text is the name of a regime.
+    """
+    found = given or _context.value or os.environ.get("PURLIN_POLICY") or "auto"
+    return Policy(found) if isinstance(found, str) else found
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ ad.primitive_transposes[collective_p] = _transpose
 
 
 def _batch(axis_data: Any, operands: Any, dims: Any, *, params: Params) -> Any:
-    assert axis_data.name not in params.axes  # require_mesh_axes has refused it
+    assert axis_data.name not in params.axes  # those go to jax.lax before they come here
 
     def shift(axes: Sequence[int]) -> tuple[int, ...]:
         return tuple(a if d is None else a + (d <= a) for a, d in zip(axes, dims, strict=True))
@@ -192,6 +192,20 @@ def _lax_all_reduce(params: Params, x: Any, names: Any) -> Any:
     return functools.reduce(fold, [rows[r] for r in range(params.world)])
 
 
+def _lax_reduce_scatter(params: Params, x: Any, names: Any, axis: int) -> Any:
+    if params.reduce == "sum":
+        return jax.lax.psum_scatter(
+            x, names, scatter_dimension=axis, axis_index_groups=params.groups, tiled=True
+        )
+    total = _lax_all_reduce(params._replace(invariant=False), x, names)
+    rank = jax.lax.axis_index(names)
+    if params.groups is not None:
+        within = {i: r for group in params.groups for r, i in enumerate(group)}
+        rank = jax.numpy.asarray([within[i] for i in range(len(within))])[rank]
+    size = x.shape[axis] // params.world
+    return jax.lax.dynamic_slice_in_dim(total, rank * size, size, axis)
+
+
 def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
     """The same collective by jax.lax, for platforms and groups that are not ours."""
     names = params.axes if len(params.axes) > 1 else params.axes[0]
@@ -206,18 +220,7 @@ def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
                 x, names, axis_index_groups=params.groups, axis=concat, tiled=True
             )
         elif params.op == "reduce_scatter":
-            if params.reduce != "sum":
-                raise NotImplementedError(
-                    f"jax.lax has no reduce_scatter with {params.reduce!r}; reduce with all_reduce "
-                    "and take the own block"
-                )
-            y = jax.lax.psum_scatter(
-                x,
-                names,
-                scatter_dimension=split,
-                axis_index_groups=params.groups,
-                tiled=True,
-            )
+            y = _lax_reduce_scatter(params, x, names, split)
         else:
             y = _lax_all_reduce(params, x, names)
         results.append(y)

@@ -48,7 +48,7 @@ def scatter_heads(
     """
     sequence, heads = _axes(layout)
     names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_mesh_axes("scatter_heads", names)
+    groups_lib.require_bound("scatter_heads", names)
     world = groups_lib.world_size(names, None)
     for x in arrays:
         if x.ndim != 4:
@@ -79,7 +79,7 @@ def gather_heads(
       Each array as [batch, sequence / P, heads, dim] (or BHSD).
     """
     sequence, heads = _axes(layout)
-    groups_lib.require_mesh_axes("gather_heads", groups_lib.canonical_axes(axis_name))
+    groups_lib.require_bound("gather_heads", groups_lib.canonical_axes(axis_name))
     moved = all_to_all(arrays, axis_name, sequence, heads, tiled=True, backend=backend)
     return moved[0] if len(arrays) == 1 else moved
 

@@ -107,3 +107,19 @@ def test_invariant_result_of_a_fallback() -> None:
 
     got = run_counted(sharded(f, mesh(4), out_specs=P()), X, op="all_reduce", calls=0)
     np.testing.assert_allclose(got, X.reshape(4, 4, 8).sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ("max", "min", "prod", "and", "xor"))
+@pytest.mark.parametrize("groups", (None, [[2, 0], [1, 3]]))
+def test_reductions_that_jax_lax_does_not_scatter(op: str, groups: list[list[int]] | None) -> None:
+    def program(backend: str) -> Fn:
+        def f(v: jax.Array) -> jax.Array:
+            return purlin.reduce_scatter(
+                v, "x", op, axis_index_groups=groups, tiled=True, backend=backend
+            )
+
+        return sharded(f, mesh(4), check_vma=False)
+
+    x = random_array("int32", (16, 5))
+    ours = run_counted(program("purlin"), x, op="reduce_scatter", calls=4)
+    assert_same_bits(run_counted(program("lax"), x, op="reduce_scatter", calls=0), ours)

@@ -64,6 +64,15 @@ def test_context_is_part_of_the_cache_key(regime: str, blocks: int) -> None:
     assert len(traces) == seen  # outside again, the first program is still there
 
 
+@pytest.mark.parametrize("regime", REGIMES)
+def test_policy_as_an_argument_wins_over_the_context(regime: str) -> None:
+    for given in (regime, purlin.Policy(regime, blocks=2)):
+        program = sharded(lambda v, p=given: _exchange(v, policy=p), mesh(8))
+        with purlin.policy("meet", blocks=5):
+            assert _regimes(program, X) == {("all_to_all", regime): 8}
+            assert "blocks = 5 : i64" not in program.lower(X).compile().as_text()
+
+
 @pytest.mark.parametrize("blocks", (1, 3))
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("world", (1, 3, 8))
