@@ -7,6 +7,7 @@ ffi_api: tuple[int, int]
 max_ranks: int
 max_operands: int
 collectives: dict[str, dict[str, str]]
+regimes: dict[str, tuple[list[str], list[str]]]
 reduces: tuple[tuple[str, str], ...]
 
 def targets() -> dict[str, Any]: ...

@@ -155,7 +155,7 @@ def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> 
     device = setup.mesh.devices.flat[0]
     world = setup.mesh.size
     pair = nbytes if op == "all_reduce" else nbytes // world
-    choice = choose(setup.policy, domain.arch(setup.platform, setup.mesh), world, pair)
+    choice = choose(setup.policy, op, domain.arch(setup.platform, setup.mesh), world, pair)
     ours = impl == "purlin"
     median = float(np.median(us))
     return {

@@ -13,7 +13,9 @@ from typing import Any
 
 import jax
 
-REGIMES = ("auto", "meet", "packet", "zero_staging")
+from purlin_jax import _native
+
+REGIMES = ("auto", *_native.regimes)
 
 
 @dataclass(frozen=True)
@@ -22,29 +24,34 @@ class Policy:
 
     Attributes:
       regime: one of REGIMES; "auto" leaves it to the table.
-      blocks: blocks of each rank's kernel; 0 leaves it to the table.
+      blocks: blocks of each rank's kernel, 1 to 64; 0 leaves it to the table.
+      staging_bytes: what a call may use of one half of the staging ("staged" and "composed"); 0
+        for all of it. More rounds where data does not fit.
     """
 
     regime: str = "auto"
     blocks: int = 0
+    staging_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.regime not in REGIMES:
             raise ValueError(f"purlin.policy: no regime {self.regime!r}; take one of {REGIMES}")
         if not 0 <= self.blocks <= 64:
             raise ValueError(f"purlin.policy: blocks={self.blocks} is outside 0 to 64")
+        if self.staging_bytes < 0:
+            raise ValueError(f"purlin.policy: staging_bytes={self.staging_bytes} is negative")
 
 
 _context = jax.make_user_context(None)  # part of the cache key of jax.jit
 
 
 @contextmanager
-def policy(regime: str = "auto", *, blocks: int = 0) -> Iterator[None]:
-    """Force a regime for the collectives that are traced inside the context.
+def policy(regime: str = "auto", *, blocks: int = 0, staging_bytes: int = 0) -> Iterator[None]:
+    """Force a regime for the collectives that are traced inside the context; see Policy.
 
     The context is part of jit's cache key: a function that was traced outside is traced again.
     """
-    with _context(Policy(regime, blocks)):
+    with _context(Policy(regime, blocks, staging_bytes)):
         yield
 
 
@@ -65,6 +72,7 @@ class Choice:
     atom: str
     blocks: int
     threads: int
+    staging_bytes: int
 
 
 def _tables() -> list[str]:
@@ -83,7 +91,7 @@ def table(arch: str) -> dict[str, Any]:
     return json.loads(text)
 
 
-def choose(forced: Policy, arch: str, world: int, pair_bytes: int) -> Choice:
+def choose(forced: Policy, op: str, arch: str, world: int, pair_bytes: int) -> Choice:
     """Knobs for `pair_bytes` from each rank to each peer, from data that all ranks share."""
     found = table(arch)
     row = next(
@@ -92,6 +100,12 @@ def choose(forced: Policy, arch: str, world: int, pair_bytes: int) -> Choice:
     )
     bands = row["bands"]
     if forced.regime != "auto":
+        fitting_ops, _ = _native.regimes[forced.regime]
+        if op not in fitting_ops:
+            raise ValueError(
+                f"purlin.{op}: regime {forced.regime!r} is for {', '.join(fitting_ops)} alone; "
+                "force another, or leave it to the policy"
+            )
         bands = [b for b in bands if b["regime"] == forced.regime]
         if not bands:
             if forced.regime not in found["regimes"]:
@@ -102,4 +116,5 @@ def choose(forced: Policy, arch: str, world: int, pair_bytes: int) -> Choice:
             bands = [{"up_to_bytes": None, "regime": forced.regime, "blocks": 0, "threads": 0}]
     fitting = (b for b in bands if b["up_to_bytes"] is None or pair_bytes <= b["up_to_bytes"])
     band = next(fitting, bands[-1])
-    return Choice(band["regime"], found["atom"], forced.blocks or band["blocks"], band["threads"])
+    blocks = forced.blocks or band["blocks"]
+    return Choice(band["regime"], found["atom"], blocks, band["threads"], forced.staging_bytes)

@@ -260,7 +260,7 @@ def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) 
         _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)["bytes"]
         for x, s, c in zip(avals, params.split, params.concat, strict=True)
     )
-    choice = choose(params.policy, domain.arch(platform, mesh), params.world, pair_bytes)
+    choice = choose(params.policy, params.op, domain.arch(platform, mesh), params.world, pair_bytes)
     return {
         "op": params.op,
         "reduce": params.reduce,
@@ -269,6 +269,7 @@ def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) 
         "atom": choice.atom,
         "blocks": np.int64(choice.blocks),
         "threads": np.int64(choice.threads),
+        "staging_bytes": np.int64(choice.staging_bytes),
         "world": np.int64(params.world),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
         "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import purlin_jax as purlin
-from purlin_jax import domain
+from purlin_jax import _native, domain
 from purlin_jax.bench import OPS
 from purlin_jax.policy import table
 
@@ -26,7 +26,7 @@ def run(mesh: Mesh) -> list[dict[str, Any]]:
     platform = "cuda" if mesh.devices.flat[0].platform == "gpu" else "cpu"
     rows = []
     for regime in table(domain.arch(platform, mesh))["regimes"]:
-        for op in OPS:
+        for op in [op for op in OPS if op in _native.regimes[regime][0]]:
             for dtype in (jnp.float32, jnp.bfloat16):
                 for items in _ITEMS:
                     wrong = _check(op, regime, dtype, items, mesh)

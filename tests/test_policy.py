@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import purlin_jax as purlin
+from purlin_jax import _native
 from tests.harness import (
     assert_same_bits,
     custom_calls,
@@ -25,8 +27,36 @@ from tests.harness import (
     summed,
 )
 
-REGIMES = ("meet", "packet", "zero_staging")
 X = random_array("float32", (64, 16))
+TINY = 1 << 16  # bytes of staging: most arrays below take several rounds
+
+
+def _regimes_of(op: str) -> list[purlin.Policy]:
+    """Policies that force each regime of a collective in turn, and a tiny staging."""
+    regimes = [regime for regime, (ops, _) in _native.regimes.items() if op in ops]
+    staged = [regime for regime in regimes if regime in ("staged", "composed")]
+    return [
+        *(purlin.Policy(regime, blocks) for regime in regimes for blocks in (1, 3)),
+        *(purlin.Policy(regime, 2, TINY) for regime in staged),
+    ]
+
+
+def _name(value: Any) -> str:
+    return "-".join(map(str, asdict(value).values())) if is_dataclass(value) else str(value)
+
+
+def _each_regime(op: str) -> Any:
+    """Worlds and policies; odd and even numbers of ranks, one rank."""
+    pairs = [
+        (world, forced)
+        for forced in _regimes_of(op)
+        for world in {1: (3,), 2: (8,), 3: (1, 8)}[forced.blocks]
+    ]
+    return pytest.mark.parametrize(("world", "forced"), pairs, ids=_name)
+
+
+def _context(forced: purlin.Policy) -> AbstractContextManager[None]:
+    return purlin.policy(**asdict(forced))
 
 
 def _exchange(v: Any, **kwargs: Any) -> Any:
@@ -41,42 +71,39 @@ def _regimes(f: Callable[..., Any], x: Any) -> dict[tuple[str, str], int]:
     return {k: n - before.get(k, 0) for k, n in after.items() if n != before.get(k, 0)}
 
 
-@pytest.mark.parametrize("blocks", (1, 3))
-@pytest.mark.parametrize("regime", REGIMES)
-def test_context_is_part_of_the_cache_key(regime: str, blocks: int) -> None:
+@pytest.mark.parametrize("forced", _regimes_of("all_to_all"), ids=_name)
+def test_context_is_part_of_the_cache_key(forced: purlin.Policy) -> None:
     traces = []
 
     def f(v: jax.Array) -> Any:
         traces.append(v)
-        return _exchange(v), purlin.all_reduce(v, "x")
+        return _exchange(v)
 
     program = sharded(f, mesh(8), check_vma=False)
-    ops = ("all_to_all", "all_reduce")
-    assert _regimes(program, X) == {(op, "meet"): 8 for op in ops}
-    with purlin.policy(regime, blocks=blocks):
-        assert _regimes(program, X) == {(op, regime): 8 for op in ops}
+    assert _regimes(program, X) == {("all_to_all", "meet"): 8}
+    with _context(forced):
+        assert _regimes(program, X) == {("all_to_all", forced.regime): 8}
         assert len(traces) == 2
-        assert f"blocks = {blocks} : i64" in program.lower(X).compile().as_text()
+        assert f"blocks = {forced.blocks} : i64" in program.lower(X).compile().as_text()
         with purlin.policy():
-            assert _regimes(program, X) == {(op, "meet"): 8 for op in ops}
+            assert _regimes(program, X) == {("all_to_all", "meet"): 8}
     seen = len(traces)
-    assert _regimes(program, X) == {(op, "meet"): 8 for op in ops}
+    assert _regimes(program, X) == {("all_to_all", "meet"): 8}
     assert len(traces) == seen  # outside again, the first program is still there
 
 
-@pytest.mark.parametrize("regime", REGIMES)
-def test_policy_as_an_argument_wins_over_the_context(regime: str) -> None:
-    for given in (regime, purlin.Policy(regime, blocks=2)):
-        program = sharded(lambda v, p=given: _exchange(v, policy=p), mesh(8))
-        with purlin.policy("meet", blocks=5):
-            assert _regimes(program, X) == {("all_to_all", regime): 8}
-            assert "blocks = 5 : i64" not in program.lower(X).compile().as_text()
+@pytest.mark.parametrize("forced", _regimes_of("all_reduce"), ids=_name)
+def test_argument_wins_over_the_context(forced: purlin.Policy) -> None:
+    program = sharded(lambda v: purlin.all_reduce(v, "x", policy=forced), mesh(8), check_vma=False)
+    with purlin.policy("meet", blocks=5):
+        assert _regimes(program, X) == {("all_reduce", forced.regime): 8}
+        assert "blocks = 5 : i64" not in program.lower(X).compile().as_text()
+    by_name = sharded(lambda v: purlin.psum(v, "x", policy="packet"), mesh(8), check_vma=False)
+    assert _regimes(by_name, X) == {("all_reduce", "packet"): 8}
 
 
-@pytest.mark.parametrize("blocks", (1, 3))
-@pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize("world", (1, 3, 8))
-def test_all_to_all_in_each_regime(world: int, regime: str, blocks: int) -> None:
+@_each_regime("all_to_all")
+def test_all_to_all_in_each_regime(world: int, forced: purlin.Policy) -> None:
     # Runs of odd numbers of bytes, strided and contiguous boxes, several dtypes in one call.
     rows = world * world
     tree = {
@@ -84,9 +111,9 @@ def test_all_to_all_in_each_regime(world: int, regime: str, blocks: int) -> None
         "wide": random_array("float32", (rows, 7, 33), 1),
         "half": random_array("bfloat16", (rows, 1, 3), 2),
         "one": random_array("bool", (rows, 1, 1), 3),
-        "flat": random_array("complex64", (rows, 1, 129), 4),
+        "flat": random_array("complex64", (rows, 1, 1290), 4),
     }
-    with purlin.policy(regime, blocks=blocks):
+    with _context(forced):
         got, expected = parity(
             lambda t: [purlin.all_to_all(t, "x", 0, c, tiled=True) for c in (0, 1, 2)],
             lambda t: [
@@ -101,20 +128,63 @@ def test_all_to_all_in_each_regime(world: int, regime: str, blocks: int) -> None
     assert_same_bits(got, expected)
 
 
-@pytest.mark.parametrize("blocks", (1, 3))
-@pytest.mark.parametrize("regime", REGIMES)
-@pytest.mark.parametrize("world", (1, 3, 8))
-def test_all_reduce_in_each_regime(world: int, regime: str, blocks: int) -> None:
-    sizes = (1, 2, 3, 33, 130, 1000)
+@_each_regime("all_gather")
+def test_all_gather_in_each_regime(world: int, forced: purlin.Policy) -> None:
+    tree = [random_array(d, (world, 7, n), n) for d, n in (("int8", 3), ("float32", 2000))]
+    with _context(forced):
+        got, expected = parity(
+            lambda t: [purlin.all_gather(t, "x", axis=a) for a in (0, 1, 3)],
+            lambda t: [
+                jax.tree.map(lambda v, a=a: jax.lax.all_gather(v, "x", axis=a), t)
+                for a in (0, 1, 3)
+            ],
+            tree,
+            mesh=mesh(world),
+            op="all_gather",
+            calls=3,
+        )
+    assert_same_bits(got, expected)
+
+
+@_each_regime("all_reduce")
+def test_all_reduce_in_each_regime(world: int, forced: purlin.Policy) -> None:
+    sizes = (1, 2, 3, 33, 130, 9000)
     tree = [random_array(d, (world, n), n) for d in ("float32", "bfloat16") for n in sizes]
     program = sharded(lambda t: purlin.all_reduce(t, "x"), mesh(world), check_vma=False)
-    with purlin.policy(regime, blocks=blocks):
+    with _context(forced):
         got = run_counted(program, tree, op="all_reduce", calls=4 * world)
     for x, y in zip(tree, got, strict=True):
         assert_same_bits(y, np.repeat(summed(np.split(x, world)), world, 0))
 
 
-@pytest.mark.parametrize("regimes", (("packet",), ("zero_staging",), ("packet", "zero_staging")))
+@_each_regime("reduce_scatter")
+def test_reduce_scatter_in_each_regime(world: int, forced: purlin.Policy) -> None:
+    # Split along the first and along the last axis, so that rows are strided.
+    tree = [
+        random_array(d, (world * world, 5, 8 * 3 * n), n)
+        for d, n in (("float32", 40), ("bfloat16", 1))
+    ]
+    programs = [
+        sharded(
+            lambda t, a=a: purlin.reduce_scatter(t, "x", scatter_dimension=a, tiled=True),
+            mesh(world),
+        )
+        for a in (0, 2)
+    ]
+    with _context(forced):
+        by_rows, by_columns = (
+            run_counted(p, tree, op="reduce_scatter", calls=2 * world) for p in programs
+        )
+    for x, rows, columns in zip(tree, by_rows, by_columns, strict=True):
+        total = summed(np.split(x, world))
+        assert_same_bits(rows, total)
+        assert_same_bits(columns, np.concatenate(np.split(total, world, 2)))
+
+
+@pytest.mark.parametrize(
+    "regimes",
+    (("packet",), ("zero_staging",), ("staged",), ("packet", "staged", "zero_staging_push")),
+)
 def test_numbers_of_blocks_may_alternate(regimes: tuple[str, ...]) -> None:
     # All of them use one window: a block must not take what another left there for its own. The
     # data differs from call to call, so that what is left over shows.
@@ -142,11 +212,41 @@ def test_a_packet_call_that_is_too_large_says_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    ((("fast",), {}), (("",), {}), (("packet",), {"blocks": 65}), ((), {"blocks": -1})),
+    (
+        (("fast",), {}),
+        (("",), {}),
+        (("packet",), {"blocks": 65}),
+        ((), {"blocks": -1}),
+        ((), {"staging_bytes": -1}),
+    ),
 )
 def test_bad_policies_raise(args: tuple[str, ...], kwargs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"purlin\.policy: "), purlin.policy(*args, **kwargs):
         pass
+
+
+def test_a_regime_that_does_not_fit_says_so_at_trace_time() -> None:
+    with pytest.raises(
+        ValueError, match=r"all_reduce: regime 'zero_staging_push' is for all_gather"
+    ):
+        sharded(
+            lambda v: purlin.psum(v, "x", policy="zero_staging_push"), mesh(8), check_vma=False
+        )(X)
+    with pytest.raises(ValueError, match=r"all_to_all: regime 'composed' is for all_reduce alone"):
+        sharded(lambda v: _exchange(v, policy="composed"), mesh(8))(X)
+
+
+def test_staging_that_holds_no_round_says_what_to_do() -> None:
+    program = sharded(_exchange, mesh(8))
+    x = random_array("float32", (64, 320))
+    with (
+        purlin.policy("staged", staging_bytes=1024),
+        pytest.raises(jax.errors.JaxRuntimeError, match="1024 bytes of staging are too few"),
+    ):
+        jax.block_until_ready(program(x))
+    # Nine lines hold rounds of eight boxes.
+    with purlin.policy("staged", staging_bytes=1024 + 128):
+        assert _regimes(program, x) == {("all_to_all", "staged"): 8}
 
 
 def test_policy_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,11 +55,13 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ("ranks", "blocks", "threads", "calls"),
     (
         (1, 2, 2, 500),
-        (2, 1, 1, 2000),
-        (2, 3, 2, 500),
-        (3, 2, 2, 500),
-        (5, 2, 1, 400),
-        (8, 1, 1, 400),
+        (2, 1, 1, 10_000),
+        (2, 3, 4, 1000),
+        (3, 2, 4, 1000),
+        (5, 2, 1, 2000),
+        (8, 2, 1, 10_000),
+        (16, 1, 1, 2000),
+        (16, 2, 1, 500),
     ),
 )
 def test_values(stress: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int) -> None:
@@ -69,7 +71,15 @@ def test_values(stress: dict[str, Path], ranks: int, blocks: int, threads: int, 
 
 @pytest.mark.parametrize(
     ("ranks", "blocks", "threads", "calls"),
-    ((2, 2, 1, 100), (3, 1, 2, 100), (5, 2, 1, 60), (8, 1, 1, 60)),
+    (
+        (2, 2, 1, 1000),
+        (2, 1, 4, 300),
+        (3, 2, 2, 300),
+        (3, 1, 4, 200),
+        (5, 2, 1, 200),
+        (8, 1, 1, 200),
+        (16, 1, 1, 50),
+    ),
 )
 def test_no_data_race(
     stress: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int

@@ -25,10 +25,12 @@ struct CpuAtom {
   static uint64_t flag_of(Packet packet) { return packet >> 32; }
   static Word payload(Packet packet) { return static_cast<Word>(packet); }
 
+  // A packet also says that its sender has done with the staging of the call before. On a GPU the
+  // end of a kernel stands between the two; between threads it takes an order, which x86 gives away.
   static void put_packet(Packet* at, Packet packet) {
-    __atomic_store_n(at, packet, __ATOMIC_RELAXED);
+    __atomic_store_n(at, packet, __ATOMIC_RELEASE);
   }
-  static Packet get_packet(const Packet* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
+  static Packet get_packet(const Packet* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 
   template <class Block>
   static void copy(Block& block, char* dst, const char* src, const Plan& plan, Range range) {

@@ -4,12 +4,9 @@
 #include <cstdint>
 
 #include "layout/collectives.h"
-#include "snac/regimes.h"
+#include "snac/regime.h"
 
 namespace purlin {
-
-inline constexpr const char* kRegimeNames[] = {"meet", "packet", "zero_staging"};
-inline constexpr int kNumRegimes = 3;
 
 // One call is one rank that ran one collective.
 struct Counters {
@@ -26,12 +23,5 @@ struct Counters {
     return counters;
   }
 };
-
-// Number of the regime called `name`, or -1.
-inline int find_regime(std::string_view name) {
-  for (int i = 0; i < kNumRegimes; ++i)
-    if (name == kRegimeNames[i]) return i;
-  return -1;
-}
 
 }  // namespace purlin

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "layout/collectives.h"
-#include "snac/regimes.h"
+#include "snac/regime.h"
 
 namespace purlin {
 
@@ -15,8 +15,9 @@ struct Site {
   std::string reduce, dtype;  // of reductions; empty for copies
   std::string atom;
   Regime regime = Regime::kMeet;
-  int blocks = 0;   // of each rank; 0: the domain's choice by size
-  int threads = 0;  // of each block; 0: the domain's choice
+  int blocks = 0;             // of each rank; 0: the domain's choice by size
+  int threads = 0;            // of each block; 0: the domain's choice
+  int64_t staging_bytes = 0;  // of one half that the call may use; 0: all of it
   int world = 1;
   std::vector<int64_t> partition;      // logical devices of all groups, one group after another
   std::vector<int64_t> devices;        // local ordinal of each logical device; empty: not known

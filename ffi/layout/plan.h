@@ -27,6 +27,18 @@ struct Plan {
   PURLIN_HD int64_t bytes() const { return run * rows(); }
   PURLIN_HD bool contiguous() const { return rows() == 1; }
 
+  // The same runs from or to a box without gaps, in iteration order.
+  PURLIN_HD Plan packed_source() const {
+    Plan plan = *this;
+    pack(plan.src_stride);
+    return plan;
+  }
+  PURLIN_HD Plan packed_destination() const {
+    Plan plan = *this;
+    pack(plan.dst_stride);
+    return plan;
+  }
+
   // Byte offset, in the box with these strides, of row `row` in iteration order.
   PURLIN_HD int64_t row_offset(const int64_t (&stride)[kMaxOuter], int64_t row) const {
     return row_offset_as<int64_t>(stride, row);
@@ -45,6 +57,12 @@ struct Plan {
   }
 
  private:
+  PURLIN_HD void pack(int64_t (&stride)[kMaxOuter]) const {
+    stride[2] = run;
+    stride[1] = run * extent[2];
+    stride[0] = run * extent[2] * extent[1];
+  }
+
   // Divisions by 64-bit numbers cost a GPU five times those by 32-bit ones.
   template <class Index>
   PURLIN_HD int64_t row_offset_as(const int64_t (&stride)[kMaxOuter], Index row) const {
@@ -66,6 +84,8 @@ struct Plan {
     return row_offset_as<Index>(stride, linear / width) + linear % width;
   }
 };
+
+inline constexpr int64_t kShareUnit = 128;  // blocks divide a box in whole cache lines
 
 // The part [begin, end) of `bytes` that share `index` of `count` works on, in whole units.
 struct Range {

@@ -21,10 +21,18 @@ struct Call {
   int32_t operands = 0;
   uint64_t tag = 0;             // of the call site: ranks that run different calls must not meet
   int64_t packet_capacity = 0;  // packets from one source in one half
+  int64_t staging_half = 0;     // bytes of one half of the staging
+  int64_t staging_used = 0;     // of them, those that this call may use
   Operand operand[kMaxOperands];
   Window<Packet> window[kMaxRanks];
 
-  PURLIN_HD Control& control() const { return *window[rank].control; }
+  PURLIN_HD Control& control() const { return window[rank].control(); }
+  // The part of rank q's staging that belongs to `epoch`.
+  PURLIN_HD char* staging(int q, uint64_t epoch) const {
+    return window[q].base + Window<Packet>::kControlBytes +
+           Window<Packet>::packet_bytes(world, packet_capacity) +
+           static_cast<int64_t>(epoch & 1) * staging_half;
+  }
   PURLIN_HD int peer(int step) const {
     const int p = rank + step;  // step is at most world
     return p < world ? p : p - world;

@@ -2,7 +2,8 @@
 //
 // Each has the same three members, which the regimes are templates over:
 //   words()       words that one thread takes together
-//   pull(...)     reads the peers' operands where they lie: from[q] is rank q's block for this rank
+//   pull(...)     reads bytes of the peers' operands where they lie: from[q] is rank q's block for
+//                 this rank
 //   unpack(...)   reads the peers' packets from the own window
 #pragma once
 
@@ -16,8 +17,6 @@
 #include "snac/words.h"
 
 namespace purlin {
-
-inline constexpr int64_t kShareUnit = 128;  // blocks divide a box in whole cache lines
 
 // Spins until packet `at` of call `epoch` is there.
 template <class Atom, class Block>
@@ -50,9 +49,8 @@ struct CopyConsumer {
 
   template <class Block, class Packet>
   PURLIN_RANK void pull(Block& block, const Call<Packet>& call, const Operand& operand,
-                        const char* const* from) const {
+                        const char* const* from, Range part) const {
     const Plan& plan = operand.plan;
-    const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
     for (int step = 1; step <= call.world; ++step) {  // the own block comes last
       const int q = call.peer(step);
       Atom::copy(block, operand.dst + q * plan.dst_step, from[q], plan, part);
@@ -94,10 +92,8 @@ struct ReduceConsumer {
 
   template <class Block, class Packet>
   PURLIN_RANK void pull(Block& block, const Call<Packet>& call, const Operand& operand,
-                        const char* const* from) const {
-    const Plan& plan = operand.plan;
-    const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
-    Atom::template reduce<T, Acc, Op>(block, operand.dst, from, call.world, plan, part);
+                        const char* const* from, Range part) const {
+    Atom::template reduce<T, Acc, Op>(block, operand.dst, from, call.world, operand.plan, part);
   }
 
   template <class Block, class Packet>

@@ -11,7 +11,10 @@
 namespace purlin {
 
 struct CudaShared {
-  const char* from[kMaxOperands][kMaxRanks];
+  union {  // a call reads or writes its peers
+    const char* from[kMaxOperands][kMaxRanks];
+    char* to[kMaxOperands][kMaxRanks];
+  };
 };
 
 template <class Packet>
@@ -115,7 +118,7 @@ class CudaBlock {
     if (claim(call, 2)) {
       write(call, watch, block, alarm, where, expected, seen);
       for (int p = 0; p < call.world; ++p)
-        ptx::store_relaxed_sys(&call.window[p].control->poison, 1);
+        ptx::store_relaxed_sys(&call.window[p].control().poison, 1);
     }
     end();
   }

@@ -27,11 +27,9 @@ struct HostReduce {
   int words() const { return item_bytes > kWord ? static_cast<int>(item_bytes / kWord) : 1; }
 
   template <class Block, class Packet>
-  void pull(Block& block, const Call<Packet>& call, const Operand& operand,
-            const char* const* from) const {
-    const Plan& plan = operand.plan;
-    const Range part = share(plan.bytes(), kShareUnit, block.count(), block.index());
-    CpuAtom::reduce(block, fold, item_bytes, operand.dst, from, call.world, plan, part);
+  void pull(Block& block, const Call<Packet>& call, const Operand& operand, const char* const* from,
+            Range part) const {
+    CpuAtom::reduce(block, fold, item_bytes, operand.dst, from, call.world, operand.plan, part);
   }
 
   template <class Block, class Packet>

@@ -26,22 +26,31 @@ struct alignas(64) Control {
   uint64_t epoch[kMaxBlocks];
   uint64_t poison;   // a peer has given up: nothing that waits here may end well
   uint64_t claimed;  // which kinds of report the own device has written
-  Notify ready[kMaxBlocks][kMaxRanks][kMaxOperands];  // [own block][peer that entered]
-  uint64_t done[kMaxBlocks][kMaxRanks];               // [own block][peer that has read them]
+  // [parity of the epoch][own block][peer that entered]: a peer may be one epoch ahead.
+  Notify ready[2][kMaxBlocks][kMaxRanks][kMaxOperands];
+  uint64_t done[kMaxBlocks][kMaxRanks];  // [own block][peer that has read or written the arrays]
 };
 
-// A window as peers see it. Packets lie in two halves by the parity of the epoch, in each half one
-// row of `capacity` packets for each source rank.
+// A window as peers see it: control words, packets, staging. Packets lie in two halves by the
+// parity of the epoch, in each half one row of `capacity` packets for each source rank; so does
+// staging, in halves of which each block has a part.
 template <class Packet>
 struct Window {
-  Control* control = nullptr;
-  Packet* packets = nullptr;
+  char* base = nullptr;
 
-  static constexpr size_t packet_bytes(int world, int64_t capacity) {
-    return 2 * sizeof(Packet) * static_cast<size_t>(world) * static_cast<size_t>(capacity);
+  static constexpr int64_t kControlBytes = (sizeof(Control) + 4095) / 4096 * 4096;
+
+  PURLIN_HD static constexpr int64_t packet_bytes(int world, int64_t capacity) {
+    return 2 * static_cast<int64_t>(sizeof(Packet)) * world * capacity;
   }
+  static constexpr int64_t bytes(int world, int64_t capacity, int64_t staging_half) {
+    return kControlBytes + packet_bytes(world, capacity) + 2 * staging_half;
+  }
+
+  PURLIN_HD Control& control() const { return *reinterpret_cast<Control*>(base); }
   PURLIN_HD Packet* row(uint64_t epoch, int source, int world, int64_t capacity) const {
-    return packets + (static_cast<int64_t>(epoch & 1) * world + source) * capacity;
+    return reinterpret_cast<Packet*>(base + kControlBytes) +
+           (static_cast<int64_t>(epoch & 1) * world + source) * capacity;
   }
 };
 

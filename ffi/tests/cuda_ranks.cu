@@ -19,7 +19,8 @@
 namespace purlin {
 namespace {
 
-constexpr int64_t kCapacity = 8192;  // packets
+constexpr int64_t kCapacity = 8192;        // packets
+constexpr int64_t kStagingHalf = 1 << 19;  // bytes
 
 void check(cudaError_t error, int line) {
   if (error == cudaSuccess) return;
@@ -36,23 +37,21 @@ T* device(size_t count, int fill = 0) {
   return at;
 }
 
-template <Regime regime, class Consumer>
-__global__ void run_ranks(const CudaCall* calls, const Watch* watches, int blocks, uint32_t seed) {
+template <class Consumer>
+__global__ void run_ranks(Regime regime, const CudaCall* calls, const Watch* watches, int blocks,
+                          uint32_t seed) {
   __shared__ CudaShared shared;
   const int rank = blockIdx.x / blocks;
   const uint32_t random = (seed * 2654435761u + blockIdx.x * 40503u) * 2246822519u;
   if (random % 4 == 0) __nanosleep(random % 50000);
   CudaBlock<CudaPacket> block(shared, calls[rank], watches[rank], blockIdx.x % blocks, blocks);
-  if constexpr (regime == Regime::kPacket)
-    packet<GenericAtom, Consumer>(block, calls[rank]);
-  else
-    zero_staging<GenericAtom, Consumer>(block, calls[rank]);
+  run_waiting<GenericAtom>(block, regime, calls[rank], Consumer());
 }
 
 class Ranks {
  public:
   Ranks(int world, int blocks, int threads)
-      : world_(world), blocks_(blocks), threads_(threads), bytes_(world * world * kMaxItems * 4) {
+      : world_(world), blocks_(blocks), threads_(threads), bytes_(world * kMaxItems * 8) {
     calls_ = device<CudaCall>(world);
     watches_ = device<Watch>(world);
     Limits limits{20'000'000'000, 10'000'000'000};
@@ -63,9 +62,12 @@ class Ranks {
     CHECK(cudaHostAlloc(&report, sizeof(Report), cudaHostAllocMapped));
     std::vector<Watch> watches(world, Watch{report, device_limits, counter, 0});
     CHECK(cudaMemcpy(watches_, watches.data(), world * sizeof(Watch), cudaMemcpyHostToDevice));
+    for (int r = 0; r < kNumPartitions * world; ++r) {
+      const int64_t bytes = Window<CudaPacket>::bytes(world, kCapacity, kStagingHalf);
+      windows_.push_back({device<char>(bytes, 0xA5)});
+      CHECK(cudaMemset(windows_[r].base, 0, sizeof(Control)));
+    }
     for (int r = 0; r < world; ++r) {
-      const size_t packets = 2 * world * kCapacity;
-      windows_.push_back({device<Control>(1), device<CudaPacket>(packets, 0xA5)});
       for (int o = 0; o < kMaxOperands; ++o) {
         input_.push_back(device<char>(bytes_));
         output_.push_back(device<char>(bytes_));
@@ -74,18 +76,26 @@ class Ranks {
   }
 
   int64_t run(int n) {
-    const Job job = choose(n, world_);
-    std::vector<char> host(bytes_);
+    const Job job = choose(n, world_, blocks_);
+    const int blocks = job.blocks;
     std::vector<CudaCall> calls(world_);
+    std::vector<std::vector<int>> ids(world_);
+    std::vector<char> host(bytes_);
     int64_t packets = 0;
     for (int r = 0; r < world_; ++r) {
       CudaCall& call = calls[r];
-      call.rank = r;
-      call.world = world_;
+      const int group = job.group(r, world_);
+      call.rank = job.rank(r, world_);
+      call.world = job.world;
       call.operands = job.operands;
       call.tag = n % 7 + 1;
       call.packet_capacity = kCapacity;
-      for (int q = 0; q < world_; ++q) call.window[q] = windows_[q];
+      call.staging_half = kStagingHalf;
+      call.staging_used = job.staging > 0 ? job.staging : kStagingHalf;
+      for (int q = 0; q < job.world; ++q) {
+        ids[r].push_back(job.member(group, q, world_));
+        call.window[q] = windows_[static_cast<int>(job.partition) * world_ + ids[r][q]];
+      }
       packets = 0;
       for (int o = 0; o < job.operands; ++o) {
         char* in = input_[r * kMaxOperands + o];
@@ -96,31 +106,26 @@ class Ranks {
         CHECK(cudaMemset(out, 0x55, bytes_));
         call.operand[o] = {in, out,
                            derive(kCollectives[job.row], job.shape[o].local, item_bytes(job),
-                                  world_, job.shape[o].axes)};
+                                  job.world, job.shape[o].axes)};
         packets += packets_of(call.operand[o].plan);
       }
     }
     CHECK(cudaMemcpy(calls_, calls.data(), world_ * sizeof(CudaCall), cudaMemcpyHostToDevice));
-    const bool packet_regime = job.regime == Regime::kPacket && packets <= kCapacity;
-    with_consumer<GenericAtom>(
-        kCollectives[job.row], "sum", job.half_floats ? "bfloat16" : "float32", [&](auto c) {
-          using Consumer = decltype(c);
-          const void* kernel =
-              packet_regime
-                  ? reinterpret_cast<const void*>(&run_ranks<Regime::kPacket, Consumer>)
-                  : reinterpret_cast<const void*>(&run_ranks<Regime::kZeroStaging, Consumer>);
-          uint32_t seed = n;
-          void* args[] = {&calls_, &watches_, const_cast<int*>(&blocks_), &seed};
-          CHECK(cudaLaunchCooperativeKernel(kernel, dim3(world_ * blocks_), dim3(threads_), args, 0,
-                                            nullptr));
-        });
+    const bool too_many = job.regime == Regime::kPacket && packets > kCapacity;
+    Regime regime = too_many ? Regime::kStaged : job.regime;
+    with_consumer<GenericAtom>(kCollectives[job.row], "sum", job.dtype(), [&](auto c) {
+      uint32_t seed = n;
+      void* args[] = {&regime, &calls_, &watches_, const_cast<int*>(&blocks), &seed};
+      CHECK(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(&run_ranks<decltype(c)>),
+                                        dim3(world_ * blocks), dim3(threads_), args, 0, nullptr));
+    });
     CHECK(cudaDeviceSynchronize());
     int64_t wrong = 0;
     for (int r = 0; r < world_; ++r)
       for (int o = 0; o < job.operands; ++o) {
         CHECK(
             cudaMemcpy(host.data(), output_[r * kMaxOperands + o], bytes_, cudaMemcpyDeviceToHost));
-        wrong += count_wrong(job, n, o, r, world_, host.data());
+        wrong += count_wrong(job, n, o, job.rank(r, world_), ids[r], host.data());
       }
     return wrong;
   }

@@ -4,12 +4,15 @@
 //
 // Built with -fsanitize=thread this is the proof that the protocol orders what it must. Each rank
 // overwrites its input as soon as a call has ended, and ranks are delayed at random, so a missing
-// rendezvous shows as a wrong value also without the sanitizer.
+// rendezvous shows as a wrong value also without the sanitizer. Calls of all ranks and of
+// sub-groups alternate, each partition with windows of its own, which change hands now and then.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <memory>
+#include <new>
 #include <random>
 #include <thread>
 #include <vector>
@@ -35,26 +38,60 @@ struct SleepyAtom : CpuAtom {
 using CpuCall = Call<CpuAtom::Packet>;
 using CpuWindow = Window<CpuAtom::Packet>;
 
-constexpr int64_t kCapacity = 4096;  // packets
+constexpr int64_t kCapacity = 4096;        // packets
+constexpr int64_t kStagingHalf = 1 << 18;  // bytes
+constexpr int kCallsPerOwner = 97;         // then windows change hands
+
 struct Rank {
-  Control control{};
-  std::vector<CpuAtom::Packet> packets;
   std::vector<char> input[kMaxOperands], output[kMaxOperands];
   std::unique_ptr<HostShared> gate;  // all threads of the rank, between calls
   std::deque<HostShared> shared;     // one for each block
 };
 
+// A window of each rank.
+class Windows {
+ public:
+  explicit Windows(int ranks) : bases_(ranks) {
+    const int64_t bytes = CpuWindow::bytes(ranks, kCapacity, kStagingHalf);
+    for (auto& base : bases_) base.reset(new (std::align_val_t(64)) char[bytes]());
+  }
+  CpuWindow of(int rank) const { return {bases_[rank].get()}; }
+
+  uint64_t last_epoch() const {
+    uint64_t last = 0;
+    for (const auto& base : bases_)
+      for (uint64_t epoch : CpuWindow{base.get()}.control().epoch) last = std::max(last, epoch);
+    return last;
+  }
+  // For an owner whose ranks must agree, after a rendezvous of all ranks. Epochs never go back.
+  void set_epochs(uint64_t to) {
+    for (const auto& base : bases_)
+      for (uint64_t& epoch : CpuWindow{base.get()}.control().epoch) epoch = to;
+  }
+
+ private:
+  struct Free {
+    void operator()(char* at) const { operator delete[](at, std::align_val_t(64)); }
+  };
+  std::vector<std::unique_ptr<char[], Free>> bases_;
+};
+
 class Stress {
  public:
   Stress(int world, int blocks, int threads, int calls)
-      : world_(world), blocks_(blocks), threads_(threads), calls_(calls), ranks_(world) {
+      : world_(world),
+        blocks_(blocks),
+        threads_(threads),
+        calls_(calls),
+        ranks_(world),
+        everybody_(world * blocks * threads) {
     for (Rank& rank : ranks_) {
-      rank.packets.assign(2 * world * kCapacity, 0);
-      for (auto& x : rank.input) x.assign(world * kMaxItems * 4, 0);
-      for (auto& x : rank.output) x.assign(world * kMaxItems * 4, 0);
+      for (auto& x : rank.input) x.assign(world * kMaxItems * 8, 0);
+      for (auto& x : rank.output) x.assign(world * kMaxItems * 8, 0);
       rank.gate = std::make_unique<HostShared>(blocks * threads);
       for (int b = 0; b < blocks; ++b) rank.shared.emplace_back(threads);
     }
+    for (int p = 0; p < kNumPartitions; ++p) owned_.push_back(std::make_unique<Windows>(world));
   }
 
   int64_t run() {
@@ -69,37 +106,53 @@ class Stress {
  private:
   void work(int r, int b, int t) {
     Rank& rank = ranks_[r];
-    HostBlock block(rank.shared[b], b, blocks_, t, threads_);
     const bool first = b == 0 && t == 0;
     std::mt19937_64 random(r * 1000 + b * 10 + t);
     for (int n = 0; n < calls_; ++n) {
-      const Job job = choose(n, world_);
-      const CpuCall call = make_call(job, r);
+      if (n % kCallsPerOwner == 0) {
+        everybody_.sync();
+        if (r == 0 && first) change_hands();
+        everybody_.sync();
+      }
+      const Job job = choose(n, world_, blocks_);
+      const CpuCall call = make_call(job, n, r);
       if (first) fill(job, n, r);
       rank.gate->sync();
       if (random() % 16 == 0)
         std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
-      launch(block, job, call);
+      if (b < job.blocks) {
+        HostBlock block(rank.shared[b], b, job.blocks, t, threads_);
+        launch(block, job, call);
+      }
       rank.gate->sync();
       if (first) check(job, n, r);
     }
   }
 
-  CpuCall make_call(const Job& job, int r) {
+  void change_hands() {
+    std::rotate(owned_.begin(), owned_.begin() + 1, owned_.end());
+    for (auto& windows : owned_) windows->set_epochs(windows->last_epoch());
+  }
+
+  CpuCall make_call(const Job& job, int n, int r) {
     CpuCall call;
-    call.rank = r;
-    call.world = world_;
+    const int group = job.group(r, world_);
+    call.rank = job.rank(r, world_);
+    call.world = job.world;
     call.operands = job.operands;
+    call.tag = n % 7 + 1;
     call.packet_capacity = kCapacity;
+    call.staging_half = kStagingHalf;
+    call.staging_used = job.staging > 0 ? job.staging : kStagingHalf;
     for (int o = 0; o < job.operands; ++o) {
       Rank& rank = ranks_[r];
       const auto& shape = job.shape[o];
       call.operand[o] = {
           rank.input[o].data(), rank.output[o].data(),
-          derive(kCollectives[job.row], shape.local, item_bytes(job), world_, shape.axes)};
+          derive(kCollectives[job.row], shape.local, item_bytes(job), job.world, shape.axes)};
     }
-    for (int q = 0; q < world_; ++q)
-      call.window[q] = {&ranks_[q].control, ranks_[q].packets.data()};
+    const Windows& windows = *owned_[static_cast<int>(job.partition)];
+    for (int q = 0; q < job.world; ++q) call.window[q] = windows.of(job.member(group, q, world_));
     return call;
   }
 
@@ -107,12 +160,9 @@ class Stress {
     int64_t packets = 0;
     for (int o = 0; o < call.operands; ++o)
       packets += Words<CpuAtom::Word, char>::count(call.operand[o].plan);
-    const char* dtype = job.half_floats ? "bfloat16" : "float32";
-    with_host_consumer<SleepyAtom>(kCollectives[job.row], "sum", dtype, [&](auto consumer) {
-      if (job.regime == Regime::kPacket && packets <= kCapacity)
-        packet<SleepyAtom>(block, call, consumer);
-      else
-        zero_staging<SleepyAtom>(block, call, consumer);
+    const bool fits = job.regime != Regime::kPacket || packets <= kCapacity;
+    with_host_consumer<SleepyAtom>(kCollectives[job.row], "sum", job.dtype(), [&](auto consumer) {
+      run_waiting<SleepyAtom>(block, fits ? job.regime : Regime::kStaged, call, consumer);
     });
   }
 
@@ -124,14 +174,19 @@ class Stress {
   }
 
   void check(const Job& job, int n, int r) {
+    const int group = job.group(r, world_), rank = job.rank(r, world_);
+    std::vector<int> ids;
+    for (int q = 0; q < job.world; ++q) ids.push_back(job.member(group, q, world_));
     for (int o = 0; o < job.operands; ++o) {
-      const int64_t wrong = count_wrong(job, n, o, r, world_, ranks_[r].output[o].data());
+      const int64_t wrong = count_wrong(job, n, o, rank, ids, ranks_[r].output[o].data());
       __atomic_fetch_add(&wrong_, wrong, __ATOMIC_RELAXED);
     }
   }
 
   const int world_, blocks_, threads_, calls_;
   std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<Windows>> owned_;  // by partition
+  HostShared everybody_;
   int64_t wrong_ = 0;
 };
 

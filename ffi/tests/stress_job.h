@@ -11,7 +11,8 @@
 #include "layout/derive.h"
 #include "layout/dtypes.h"
 #include "snac/call.h"
-#include "snac/regimes.h"
+#include "snac/regime.h"
+#include "snac/tag.h"
 
 namespace purlin {
 
@@ -22,37 +23,72 @@ struct Shape {
   Axes axes;
 };
 
+// Elements that a job moves: floats whose sums are exact, or integers that look like flags and
+// packets of the calls around (copies alone).
+enum class Items { kFloat, kHalf, kFlags };
+
+// Who talks to whom: all ranks, two halves, or those of even and of odd number.
+enum class Partition { kAll, kHalves, kParity };
+inline constexpr int kNumPartitions = 3;
+
 // One collective that all ranks will run, chosen from data they share.
 struct Job {
   int row;
   Regime regime;
-  bool half_floats;  // bf16 instead of f32
+  Items items;
+  Partition partition;
+  int world;    // ranks of a group
+  int blocks;   // of each rank
+  int staging;  // bytes of a half that it may use; 0: all
   int operands;
   Shape shape[kMaxOperands];
+
+  // Group and rank in it of one of `all` ranks.
+  int group(int r, int all) const {
+    if (partition == Partition::kAll) return 0;
+    return partition == Partition::kHalves ? r / (all / 2) : r % 2;
+  }
+  int rank(int r, int all) const {
+    if (partition == Partition::kAll) return r;
+    return partition == Partition::kHalves ? r % (all / 2) : r / 2;
+  }
+  // The other way round.
+  int member(int group, int rank, int all) const {
+    if (partition == Partition::kAll) return rank;
+    return partition == Partition::kHalves ? group * (all / 2) + rank : rank * 2 + group;
+  }
+  // What find_fold and with_consumer call the elements.
+  const char* dtype() const { return items == Items::kHalf ? "bfloat16" : "float32"; }
 };
 
-inline Job choose(uint64_t seed, int world) {
+inline Job choose(uint64_t seed, int ranks, int blocks) {
   std::mt19937_64 random(seed);
   auto pick = [&](int n) { return static_cast<int>(random() % n); };
   Job job;
   job.row = pick(kNumCollectives);
-  job.regime = pick(2) ? Regime::kPacket : Regime::kZeroStaging;
-  job.half_floats = pick(2);
+  const Collective& row = kCollectives[job.row];
+  do {
+    job.regime =
+        static_cast<Regime>(1 + pick(kNumRegimes - 1));  // all but kMeet, which never waits
+  } while (!fits(job.regime, row));
+  job.items = static_cast<Items>(pick(row.consume == Consume::kCopy ? 3 : 2));
+  job.partition = static_cast<Partition>(ranks % 2 == 0 ? pick(kNumPartitions) : 0);
+  job.world = job.partition == Partition::kAll ? ranks : ranks / 2;
+  job.blocks = 1 + pick(blocks);
   job.operands = 1 + pick(3);
+  // Just enough for a round of a few lines, or all of it.
+  job.staging = pick(2) ? 0
+                        : job.blocks * static_cast<int>(kShareUnit) *
+                              (job.operands * job.world * (1 + pick(2)) + 1 + pick(4));
   for (int o = 0; o < job.operands; ++o) {
     Shape& shape = job.shape[o];
     shape.local = {1 + pick(3), 1 + pick(5), 1 + pick(7)};
     shape.axes = {pick(3), pick(3)};
     const int64_t factor = 1 + pick(pick(4) == 0 ? 16 : 2);
     shape.local[pick(3)] *= factor;
-    if (kCollectives[job.row].splits_input()) shape.local[shape.axes.split] *= world;
+    if (row.splits_input()) shape.local[shape.axes.split] *= job.world;
   }
   return job;
-}
-
-// Small integers: their sums are exact in every order and in bf16 (up to 16 ranks of at most 15).
-inline int value_of(int call, int operand, int rank, int64_t index) {
-  return static_cast<int>((call * 7 + operand * 5 + rank * 3 + index) % 16);
 }
 
 inline int64_t items_of(const std::vector<int64_t>& shape) {
@@ -61,28 +97,50 @@ inline int64_t items_of(const std::vector<int64_t>& shape) {
   return n;
 }
 
-inline int64_t item_bytes(const Job& job) { return job.half_floats ? 2 : 4; }
+inline int64_t item_bytes(const Job& job) {
+  return job.items == Items::kFlags ? 8 : job.items == Items::kHalf ? 2 : 4;
+}
 
-inline float get_item(const Job& job, const char* at, int64_t i) {
-  return job.half_floats ? widen(reinterpret_cast<const Bfloat16*>(at)[i])
-                         : reinterpret_cast<const float*>(at)[i];
+// Value of an element. Small integers: their sums are exact in every order and in bf16 (up to 16
+// ranks of at most 15).
+inline int64_t value_of(const Job& job, int call, int operand, int rank, int64_t index) {
+  if (job.items == Items::kFlags) {
+    const int64_t epoch = call + index % 5 - 2;  // near that of the call, in every place of a flag
+    return index % 3 == 0 ? epoch << 32 | epoch : epoch << kTagBits | (call % 7 + 1 + rank % 2);
+  }
+  return (call * 7 + operand * 5 + rank * 3 + index) % 16;
+}
+
+inline int64_t get_item(const Job& job, const char* at, int64_t i) {
+  switch (job.items) {
+    case Items::kFlags: return reinterpret_cast<const int64_t*>(at)[i];
+    case Items::kHalf: return static_cast<int64_t>(widen(reinterpret_cast<const Bfloat16*>(at)[i]));
+    case Items::kFloat: break;
+  }
+  return static_cast<int64_t>(reinterpret_cast<const float*>(at)[i]);
 }
 
 // Writes rank r's operand o of call n to `at`.
 inline void fill_input(const Job& job, int n, int o, int r, char* at) {
   const int64_t items = items_of(job.shape[o].local);
   for (int64_t i = 0; i < items; ++i) {
-    const auto v = static_cast<float>(value_of(n, o, r, i));
-    if (job.half_floats)
-      reinterpret_cast<Bfloat16*>(at)[i] = narrow<Bfloat16>(v);
-    else
-      reinterpret_cast<float*>(at)[i] = v;
+    const int64_t v = value_of(job, n, o, r, i);
+    switch (job.items) {
+      case Items::kFlags: reinterpret_cast<int64_t*>(at)[i] = v; break;
+      case Items::kHalf:
+        reinterpret_cast<Bfloat16*>(at)[i] = narrow<Bfloat16>(static_cast<float>(v));
+        break;
+      case Items::kFloat: reinterpret_cast<float*>(at)[i] = static_cast<float>(v);
+    }
   }
 }
 
-// Number of wrong values in rank r's result o of call n; prints the first. The oracle indexes
-// arrays by coordinates and knows nothing of plans.
-inline int64_t count_wrong(const Job& job, int n, int o, int r, int world, const char* result) {
+// Number of wrong values in rank r's result o of call n; prints the first. `ids` are the numbers
+// with which the ranks of the group have filled their inputs. The oracle indexes arrays by
+// coordinates and knows nothing of plans.
+inline int64_t count_wrong(const Job& job, int n, int o, int r, const std::vector<int>& ids,
+                           const char* result) {
+  const int world = job.world;
   const Collective& row = kCollectives[job.row];
   const auto& in = job.shape[o].local;
   const auto out = result_shape(row, in, world, job.shape[o].axes);
@@ -99,14 +157,14 @@ inline int64_t count_wrong(const Job& job, int n, int o, int r, int world, const
     }
     if (row.splits_input()) at[split] += r * in_block;
     const int64_t index = (at[0] * in[1] + at[1]) * in[2] + at[2];
-    float expected = 0;
+    int64_t expected = 0;
     for (int q = 0; q < world; ++q)
-      if (from < 0 || from == q) expected += static_cast<float>(value_of(n, o, q, index));
-    const float seen = get_item(job, result, i);
+      if (from < 0 || from == q) expected += value_of(job, n, o, ids[q], index);
+    const int64_t seen = get_item(job, result, i);
     if (seen != expected && wrong++ == 0)
-      std::fprintf(stderr, "call %d %s regime %d rank %d operand %d [%ld]: %g, expected %g\n", n,
-                   std::string(row.name).c_str(), static_cast<int>(job.regime), r, o,
-                   static_cast<long>(i), seen, expected);
+      std::fprintf(stderr, "call %d %s %s rank %d operand %d [%ld]: %ld, expected %ld\n", n,
+                   std::string(row.name).c_str(), kRegimeNames[static_cast<int>(job.regime)], r, o,
+                   static_cast<long>(i), static_cast<long>(seen), static_cast<long>(expected));
   }
   return wrong;
 }

@@ -33,6 +33,22 @@ nanobind::tuple reduces(Knows knows) {
   return nb::tuple(all);
 }
 
+// {regime: (names of the collectives that it fits, those of them that may run in place)}.
+inline nanobind::dict regimes() {
+  namespace nb = nanobind;
+  nb::dict all;
+  for (int i = 0; i < kNumRegimes; ++i) {
+    const auto regime = static_cast<Regime>(i);
+    nb::list fitting, inplace;
+    for (const Collective& row : kCollectives) {
+      if (fits(regime, row)) fitting.append(row.name.data());
+      if (fits(regime, row) && in_place(regime, row)) inplace.append(row.name.data());
+    }
+    all[kRegimeNames[i]] = nb::make_tuple(fitting, inplace);
+  }
+  return all;
+}
+
 // {(op, regime): count} of the counters that are not zero; count(row, regime).
 template <class Count>
 nanobind::dict counts(Count count) {

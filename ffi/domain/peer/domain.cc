@@ -155,32 +155,25 @@ int64_t Domain::arena_used() const {
 
 void Domain::attach(const std::vector<int64_t>& partition, int world,
                     const std::vector<int>& ordinals, CudaCall& call) {
-  Slot slot;
+  call.packet_capacity =
+      kPacketBytesPerWindow / (2 * world * static_cast<int64_t>(sizeof(CudaPacket)));
+  const int64_t bytes = Window<CudaPacket>::bytes(world, call.packet_capacity, call.staging_half);
+  int64_t offset = 0;
   {
     std::lock_guard lock(mutex_);
-    auto [at, fresh] = slots_.try_emplace({partition, world});
+    auto [at, fresh] = offsets_.try_emplace({partition, world}, used_);
     if (fresh) {
-      const int64_t packet_bytes = kPacketBytesPerWindow;
-      const int64_t control_bytes = (sizeof(Control) + kAlign - 1) / kAlign * kAlign;
-      if (used_ + control_bytes + packet_bytes > arena_bytes_) {
-        slots_.erase(at);
+      if (used_ + bytes > arena_bytes_) {
+        offsets_.erase(at);
         throw std::runtime_error(
             "the arena of " + std::to_string(arena_bytes_ >> 20) +
             " MiB holds no window for another partition of the devices; raise PURLIN_ARENA_MB");
       }
-      const int64_t capacity =
-          packet_bytes / (2 * world * static_cast<int64_t>(sizeof(CudaPacket)));
-      at->second = {used_, used_ + control_bytes, capacity};
-      used_ += control_bytes + packet_bytes;
+      used_ += (bytes + kAlign - 1) / kAlign * kAlign;
     }
-    slot = at->second;
+    offset = at->second;
   }
-  call.packet_capacity = slot.capacity;
-  for (int r = 0; r < world; ++r) {
-    char* arena = device(ordinals[r]).arena;
-    call.window[r] = {reinterpret_cast<Control*>(arena + slot.control),
-                      reinterpret_cast<CudaPacket*>(arena + slot.packets)};
-  }
+  for (int r = 0; r < world; ++r) call.window[r] = {device(ordinals[r]).arena + offset};
 }
 
 int64_t Domain::calls(int row, int regime) const {

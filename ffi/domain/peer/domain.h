@@ -58,18 +58,13 @@ class Domain {
   void load_kernels();
   Device open(int ordinal);
 
-  struct Slot {
-    int64_t control;
-    int64_t packets;
-    int64_t capacity;
-  };
-
   std::vector<Device> devices_;
   std::vector<std::vector<bool>> peers_;  // by position in devices_
   const int64_t arena_bytes_;
   mutable std::mutex mutex_;
   int64_t used_ = 0;
-  std::map<std::pair<std::vector<int64_t>, int>, Slot> slots_;  // by partition and world
+  // Of the windows in every arena, by partition and world.
+  std::map<std::pair<std::vector<int64_t>, int>, int64_t> offsets_;
 };
 
 }  // namespace purlin::peer

@@ -11,6 +11,7 @@
 #include "domain/threads/windows.h"
 #include "snac/host_block.h"
 #include "snac/host_reduce.h"
+#include "snac/regimes.h"
 
 namespace purlin::threads {
 namespace {
@@ -122,30 +123,34 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
   help();
 }
 
+int blocks_of(const Site& site) { return site.blocks > 0 ? site.blocks : 1; }
+
+int64_t staging_of(const Site& site) {
+  return site.staging_bytes > 0 ? std::min(site.staging_bytes, kStagingHalf) : kStagingHalf;
+}
+
 // The regimes that wait: every rank's blocks at the same time, as a gang.
 template <class Consumer>
-void run_waiting(const Site& site, const std::shared_ptr<Meeting>& meeting, Consumer consumer) {
+void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consumer consumer) {
   struct Rank {
     CpuCall call;
     std::deque<HostShared> shared;
   };
   const int world = static_cast<int>(meeting->ranks.size());
-  const int blocks = site.blocks > 0 ? site.blocks : 1;
+  const int blocks = blocks_of(site);
   auto countdown = std::make_shared<Countdown>(meeting, 1);
   std::vector<Pool::Task> tasks;
   for (int r = 0; r < world; ++r) {
     auto rank = std::make_shared<Rank>();
     rank->call = call_of(*meeting, r);
     windows().attach(site.partition, meeting->group, rank->call);
+    rank->call.staging_used = staging_of(site);
     for (int b = 0; b < blocks; ++b) {
       rank->shared.emplace_back(1);
       tasks.push_back([rank, b, blocks, consumer, regime = site.regime] {
         const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
-        if (regime == Regime::kPacket)
-          packet<CpuAtom>(block, rank->call, consumer);
-        else
-          zero_staging<CpuAtom>(block, rank->call, consumer);
+        run_waiting<CpuAtom>(block, regime, rank->call, consumer);
       });
     }
   }
@@ -163,21 +168,35 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans) {
   const Collective& row = site.collective();
   if (!with_host_consumer<CpuAtom>(row, site.reduce, site.dtype, [](auto) {}))
     return std::string(row.name) + " knows no " + site.reduce + " of " + site.dtype;
+  const std::string regime = kRegimeNames[static_cast<int>(site.regime)];
+  if (!fits(site.regime, row))
+    return "regime " + regime + " makes no sense for " + std::string(row.name);
+  CpuCall call;
+  call.world = site.world;
+  call.operands = static_cast<int>(plans.size());
+  call.staging_used = staging_of(site);
   int64_t packets = 0;
-  for (const Plan& plan : plans) packets += Words<CpuAtom::Word, char>::count(plan);
+  for (int o = 0; o < call.operands; ++o) {
+    call.operand[o].plan = plans[o];
+    packets += Words<CpuAtom::Word, char>::count(plans[o]);
+  }
   if (site.regime == Regime::kPacket && packets > kPacketCapacity)
     return "the packet regime holds " + std::to_string(kPacketCapacity) + " packets of " +
            std::to_string(sizeof(CpuAtom::Word)) + " bytes for a peer, not " +
            std::to_string(packets) + "; force zero_staging or leave the regime to the policy";
+  if (is_staged(site.regime) && rounds_of(call, blocks_of(site), site.regime).count == 0)
+    return std::to_string(call.staging_used) + " bytes of staging are too few for " +
+           std::to_string(call.operands) + " operands in " + std::to_string(blocks_of(site)) +
+           " blocks; give more or take fewer blocks";
   return "";
 }
 
 void run(const Site& site, std::shared_ptr<Meeting> meeting) {
   with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
-    if (site.regime == Regime::kMeet)
+    if (site.regime == Regime::kMeet || bytes_of(*meeting) == 0)
       run_meet(site, meeting, consumer);
     else
-      run_waiting(site, meeting, consumer);
+      run_gang(site, meeting, consumer);
   });
 }
 

@@ -1,8 +1,8 @@
 // The windows of ranks that are threads of one process.
 #pragma once
 
+#include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -12,23 +12,21 @@
 namespace purlin::threads {
 
 inline constexpr int64_t kPacketCapacity = 16384;  // packets from one source in one half
+inline constexpr int64_t kStagingHalf = 4 << 20;   // bytes
 
 // One window for each exact partition of the devices into groups: call sites of one partition share
 // it, and two partitions never do. Windows are never freed.
 class Windows {
  public:
-  // Fills call.window for group `group` of `partition` (all groups, one after another).
+  // Fills call.window for group `group` of `partition` (all groups, one after another). Throws
+  // std::bad_alloc.
   void attach(const std::vector<int64_t>& partition, int group, Call<CpuAtom::Packet>& call);
 
  private:
-  struct Owned {
-    Control control{};
-    std::unique_ptr<CpuAtom::Packet[]> packets;
-  };
   using Key = std::pair<std::vector<int64_t>, std::pair<int, int>>;  // partition, (world, group)
 
   std::mutex mutex_;
-  std::map<Key, std::vector<std::unique_ptr<Owned>>> owned_;
+  std::map<Key, std::vector<char*>> bases_;
 };
 
 }  // namespace purlin::threads

@@ -1,0 +1,49 @@
+// What a block tells the blocks of its number on other ranks: where its arrays lie, how far it is.
+#pragma once
+
+#include <cstdint>
+
+#include "snac/call.h"
+#include "snac/tag.h"
+
+namespace purlin {
+
+// Tells every peer `words` addresses, mine(o), and learns theirs, learn(o, peer, address). What a
+// block did before its last barrier is seen by whoever learns; a barrier must follow.
+template <class Block, class Packet, class Mine, class Learn>
+PURLIN_RANK void exchange(Block& block, const Call<Packet>& call, uint64_t epoch, int words,
+                          Mine mine, Learn learn) {
+  const uint64_t flag = flag_of(epoch, call.tag);
+  const int c = block.index(), half = static_cast<int>(epoch & 1);
+  for (int p = block.thread(); p < call.world; p += block.threads()) {
+    if (p == call.rank) continue;
+    for (int o = 0; o < words; ++o)
+      block.announce(&call.window[p].control().ready[half][c][call.rank][o], mine(o), flag);
+  }
+  for (int p = block.thread(); p < call.world; p += block.threads()) {
+    if (p == call.rank) continue;
+    for (int o = 0; o < words; ++o)
+      learn(o, p, block.receive(&call.control().ready[half][c][p][o], flag, {Phase::kEnter, p}));
+  }
+}
+
+// Waits until the peers have come as far as `epoch`; then what they wrote before is seen.
+template <class Block, class Packet>
+PURLIN_RANK void await_peers(Block& block, const Call<Packet>& call, uint64_t epoch) {
+  block.sync();
+  exchange(block, call, epoch, 1, [](int) { return uint64_t{0}; }, [](int, int, uint64_t) {});
+  block.sync();
+}
+
+// The exit rendezvous: no rank goes on while a peer may still read or write its arrays.
+template <class Block, class Packet>
+PURLIN_RANK void part(Block& block, const Call<Packet>& call, uint64_t epoch) {
+  const int c = block.index();
+  block.sync();
+  for (int p = block.thread(); p < call.world; p += block.threads())
+    if (p != call.rank) block.signal(&call.window[p].control().done[c][call.rank], epoch);
+  for (int p = block.thread(); p < call.world; p += block.threads())
+    if (p != call.rank) block.await(&call.control().done[c][p], epoch, {Phase::kLeave, p});
+}
+
+}  // namespace purlin

@@ -1,0 +1,48 @@
+// The regimes: their names, and which collectives each of them fits.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "layout/collectives.h"
+
+namespace purlin {
+
+enum class Regime : uint8_t {
+  kMeet,
+  kPacket,
+  kStaged,
+  kZeroStaging,
+  kZeroStagingPush,
+  kComposed,
+};
+inline constexpr const char* kRegimeNames[] = {
+    "meet", "packet", "staged", "zero_staging", "zero_staging_push", "composed"};
+inline constexpr int kNumRegimes = sizeof(kRegimeNames) / sizeof(kRegimeNames[0]);
+
+// Number of the regime called `name`, or -1.
+inline int find_regime(std::string_view name) {
+  for (int i = 0; i < kNumRegimes; ++i)
+    if (name == kRegimeNames[i]) return i;
+  return -1;
+}
+
+// Whether a regime makes sense for a collective.
+constexpr bool fits(Regime regime, const Collective& row) {
+  if (regime == Regime::kZeroStagingPush) return row.consume == Consume::kCopy;
+  if (regime == Regime::kComposed) return row.is_uniform();
+  return true;
+}
+
+// Whether data goes through the staging of the windows.
+constexpr bool is_staged(Regime regime) {
+  return regime == Regime::kStaged || regime == Regime::kComposed;
+}
+
+// Whether a collective whose result lies where its input did may overwrite it: nobody reads an
+// input after a result has been written to its place.
+constexpr bool in_place(Regime regime, const Collective& row) {
+  return row.is_uniform() && regime != Regime::kZeroStaging && regime != Regime::kZeroStagingPush;
+}
+
+}  // namespace purlin
