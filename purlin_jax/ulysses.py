@@ -117,9 +117,9 @@ def ulysses_attention(
     jax.shard_map itself and may stand in plain jit.
 
     Args:
-      q: [batch, sequence / P, heads, dim] (or BHSD), for P ranks.
-      k, v: the same, with a number of heads that divides q's. Where it divides P, each head goes to
-        several ranks.
+      q: [batch, sequence / P, heads, dim] (or BHSD) for P ranks, of any dtype that attn_fn takes.
+      k, v: the same with as many heads or fewer, a divisor of q's. Where P is a multiple of their
+        number, each head is replicated to P / heads ranks.
       axis_name: mesh axis over which the sequence is sharded.
       mesh: wraps jax.shard_map over this mesh.
       batch_axis: with `mesh`, the mesh axis over which the batch is sharded, if any.

@@ -49,14 +49,21 @@ def _qkv(joint: purlin.Joint) -> Sequence[Any]:
     return joint.q, joint.k, joint.v
 
 
-def run_native(f: Fn, *args: Any, **expected: int) -> Any:
-    """f(*args) as numpy; native code must have run exactly the `expected` collectives."""
+def run_native(f: Fn, *args: Any, **expected: int | tuple[int, ...]) -> Any:
+    """f(*args) as numpy; native code must have run the `expected` collectives and no others.
+
+    Of several numbers one must be right: compilers see to different degrees that what a checkpoint
+    computes again is there already.
+    """
     before = purlin.native_calls()
     result = to_numpy(jax.block_until_ready(f(*args)))
     after = purlin.native_calls()
     made = {op: after[op] - before.get(op, 0) for op in after}
     made = {op: n for op, n in made.items() if n}
-    assert made == expected, f"native calls {made}, expected {expected}"
+    right = {op: n if isinstance(n, tuple) else (n,) for op, n in expected.items()}
+    assert made.keys() == right.keys() and all(n in right[op] for op, n in made.items()), (
+        f"native calls {made}, expected {expected}"
+    )
     return result
 
 
