@@ -101,16 +101,13 @@ def test_bad_groups(op: str, groups: list[list[int]], match: str) -> None:
 
 def test_heads_that_do_not_divide() -> None:
     x = np.zeros((2, 16, 6, 4), np.float32)
-    match = "6 heads do not divide over 4 ranks; shard the sequence .* or pad the heads to 8"
     program = jax.jit(lambda q: purlin.ulysses_attention(q, q, q, axis_name="x", mesh=mesh(4)))
+    match = "6 query and 6 key/value heads do not divide over 4 ranks; shard .*head_policy='pad' to"
     with pytest.raises(ValueError, match=match):
         program(x)
-
-
-def test_heads_of_keys_that_do_not_divide() -> None:
-    q, k = np.zeros((2, 16, 8, 4), np.float32), np.zeros((2, 16, 2, 4), np.float32)
-    with pytest.raises(ValueError, match="2 heads do not divide over 4 ranks"):
-        purlin.ulysses_attention(q, k, k, axis_name="x", mesh=mesh(4))
+    match = "6 heads do not divide over 4 ranks; shard the sequence .* or pad the heads to 8"
+    with pytest.raises(ValueError, match=match):
+        _trace(lambda v: purlin.scatter_heads(v[..., None], axis_name="x"))
 
 
 def test_wrong_rank_and_layout() -> None:
