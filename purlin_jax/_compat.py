@@ -14,6 +14,7 @@ import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax.interpreters import ad, batching, mlir
+from jaxlib import xla_client as _xla_client
 
 Primitive = jax.extend.core.Primitive
 ShapedArray = _core.ShapedArray
@@ -96,6 +97,20 @@ mlir.register_lowering(_partition_id_p, _lower_partition_id)
 def mesh_of(ctx: Any) -> Any:
     """The mesh (concrete or abstract) that a collective is being lowered for."""
     return ctx.module_context.axis_context.mesh
+
+
+def for_export(ctx: Any) -> bool:
+    """Whether the program being lowered is for jax.export, to run on devices not known yet."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def accept_cpu_types() -> None:
+    """Make XLA take FFI types of the CPU at once, also before there is a CPU backend.
+
+    JAX does this itself with the backend, but only after it has handed over the targets that wait
+    for it, and XLA refuses a target whose type it does not know.
+    """
+    _xla_client.register_custom_type_handler("cpu", _xla_client._xla.register_custom_type)
 
 
 def runtime_ffi_api() -> tuple[int, int] | None:

@@ -22,6 +22,7 @@ from purlin_jax._compat import (
     ad,
     batching,
     check_vma,
+    for_export,
     mesh_of,
     mlir,
     partition_id,
@@ -240,7 +241,7 @@ def _lower(platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params) -> Any:
         mesh = mesh_of(ctx)
         dtype = ctx.avals_in[0].dtype.name
-        reason = domain.refusal(platform, mesh, params.reduce, dtype)
+        reason = domain.refusal(platform, mesh, params.reduce, dtype, for_export(ctx))
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -55,6 +58,20 @@ def sharded(f: Fn, mesh: Mesh, **kwargs: Any) -> Fn:
     """jit of f in shard_map over all axes of the mesh, along the arrays' first axis if not told."""
     spec = P(mesh.axis_names)
     return jax.jit(jax.shard_map(f, mesh=mesh, **{"in_specs": spec, "out_specs": spec, **kwargs}))
+
+
+def fresh_python(code: str, *arguments: Any) -> str:
+    """What a fresh interpreter prints, in the same environment and with sys.argv[1:] as given."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=Path(__file__).parents[1],  # so that it can import this file
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def to_numpy(tree: Any) -> Any:
