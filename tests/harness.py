@@ -181,3 +181,28 @@ def summed(shards: Sequence[np.ndarray]) -> np.ndarray:
     for shard in shards[1:]:
         total = total + shard.astype(np.float32)
     return total.astype(shards[0].dtype)
+
+
+FOUR_OPS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
+
+
+def all_four(v: jax.Array) -> dict[str, jax.Array]:
+    """Each of FOUR_OPS over "x" on an array of rank 2, as numpy does in all_four_expected."""
+    return {
+        "all_reduce": purlin.all_reduce(v, "x"),
+        "all_to_all": purlin.all_to_all(v, "x", 1, 0, tiled=True),
+        "all_gather": purlin.all_gather(v, "x", tiled=True),
+        "reduce_scatter": purlin.reduce_scatter(v, "x", tiled=True),
+    }
+
+
+def all_four_expected(x: np.ndarray, world: int) -> dict[str, np.ndarray]:
+    """What the ranks hold after all_four, one after another."""
+    shards = np.split(x, world)
+    total = summed(shards)
+    return {
+        "all_reduce": np.concatenate([total] * world),
+        "all_to_all": np.concatenate(exchanged(shards, 1, 0)),
+        "all_gather": np.concatenate([x] * world),
+        "reduce_scatter": total,
+    }

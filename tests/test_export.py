@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +15,22 @@ from jax.sharding import NamedSharding
 import purlin_jax as purlin
 from purlin_jax import domain
 from tests.harness import (
+    FOUR_OPS,
     Fn,
     P,
+    all_four,
+    all_four_expected,
     assert_same_bits,
-    exchanged,
     fresh_python,
     mesh,
     random_array,
     run_counted,
     sharded,
-    summed,
     to_numpy,
 )
 
 X = random_array("float32", (16, 8))
 SHAPE = jax.ShapeDtypeStruct(X.shape, X.dtype)
-OPS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
-
-
-def _four(v: jax.Array) -> dict[str, jax.Array]:
-    return {
-        "all_reduce": purlin.all_reduce(v, "x"),
-        "all_to_all": purlin.all_to_all(v, "x", 1, 0, tiled=True),
-        "all_gather": purlin.all_gather(v, "x", tiled=True),
-        "reduce_scatter": purlin.reduce_scatter(v, "x", tiled=True),
-    }
-
-
-def _expected(x: np.ndarray, world: int) -> dict[str, np.ndarray]:
-    """What the ranks of _four hold, one after another."""
-    shards = np.split(x, world)
-    total = summed(shards)
-    return {
-        "all_reduce": np.concatenate([total] * world),
-        "all_to_all": np.concatenate(exchanged(shards, 1, 0)),
-        "all_gather": np.concatenate([x] * world),
-        "reduce_scatter": total,
-    }
 
 
 def _export(f: Fn, shape: Any = SHAPE, **kwargs: Any) -> jax.export.Exported:
@@ -60,7 +39,7 @@ def _export(f: Fn, shape: Any = SHAPE, **kwargs: Any) -> jax.export.Exported:
 
 
 LOAD = """
-import sys
+import json, sys
 import jax, jax.export, numpy as np
 import purlin_jax
 jax.config.update("jax_num_cpu_devices", 6)
@@ -71,36 +50,36 @@ devices = np.array(jax.devices())[[int(i) for i in order]]
 mesh = jax.sharding.Mesh(devices, ("y",))
 x = jax.device_put(np.load(folder + "/x.npy"), jax.NamedSharding(mesh, jax.P("y")))
 np.savez(folder + "/y.npz", **jax.jit(exported.call)(x))
-print(purlin_jax.native_calls())
+print(json.dumps(purlin_jax.native_calls()))
 """
 
 
 def test_run_in_a_fresh_process(tmp_path: Path) -> None:
-    (tmp_path / "program").write_bytes(_export(_four).serialize())
+    (tmp_path / "program").write_bytes(_export(all_four).serialize())
     np.save(tmp_path / "x.npy", X)
     # The order of the exporter; another; and devices that the exporter did not use.
     for order in ((0, 1, 2, 3), (3, 2, 1, 0), (5, 0, 4, 2)):
         counts = fresh_python(LOAD, tmp_path, *order)
-        assert ast.literal_eval(counts) == dict.fromkeys(OPS, 4)
+        assert json.loads(counts) == dict.fromkeys(FOUR_OPS, 4)
         with np.load(tmp_path / "y.npz") as y:
-            assert_same_bits(dict(y), _expected(X, 4))
+            assert_same_bits(dict(y), all_four_expected(X, 4))
 
 
 def test_run_in_the_exporting_process_on_another_order() -> None:
-    exported = jax.export.deserialize(_export(_four).serialize())
+    exported = jax.export.deserialize(_export(all_four).serialize())
     for order in ((0, 1, 2, 3), (6, 1, 7, 0)):
         over = mesh(8, order=order, shape=(4,))
         x = jax.device_put(X, NamedSharding(over, P("x")))
         got = run_counted(jax.jit(exported.call), x, op="all_gather", calls=4)
-        assert_same_bits(got, _expected(X, 4))
+        assert_same_bits(got, all_four_expected(X, 4))
 
 
 def test_within_another_program() -> None:
-    exported = _export(_four)
+    exported = _export(all_four)
     over = NamedSharding(mesh(4), P("x"))
     program = jax.jit(lambda v: exported.call(v * 2), in_shardings=over)
     got = run_counted(program, X, op="reduce_scatter", calls=4)
-    assert_same_bits(got, _expected(X * 2, 4))
+    assert_same_bits(got, all_four_expected(X * 2, 4))
 
 
 def test_gradient_of_an_exported_program() -> None:
@@ -108,9 +87,9 @@ def test_gradient_of_an_exported_program() -> None:
         return lambda v: sum((y**2).sum() for y in jax.tree.leaves(f(v)))
 
     over = NamedSharding(mesh(4), P("x"))
-    exported = jax.export.deserialize(_export(_four).serialize(vjp_order=1))
+    exported = jax.export.deserialize(_export(all_four).serialize(vjp_order=1))
     got = jax.jit(jax.grad(loss(exported.call)), in_shardings=over)
-    here = jax.grad(loss(sharded(_four, mesh(4), check_vma=False)))
+    here = jax.grad(loss(sharded(all_four, mesh(4), check_vma=False)))
     # Both directions: a reduce_scatter that carries the cotangent of the all_gather, too.
     np.testing.assert_allclose(
         run_counted(got, X, op="reduce_scatter", calls=8), to_numpy(here(X)), rtol=1e-6
@@ -119,7 +98,7 @@ def test_gradient_of_an_exported_program() -> None:
 
 def test_nobody_vouched() -> None:
     with pytest.raises(ValueError, match=rf"no compatibility guarantees[\s\S]*{domain.TARGET}"):
-        jax.export.export(sharded(_four, mesh(4), check_vma=False))(SHAPE)
+        jax.export.export(sharded(all_four, mesh(4), check_vma=False))(SHAPE)
 
 
 class _Gpus:
@@ -132,28 +111,28 @@ class _Gpus:
 def test_gpus_of_an_exported_program_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domain, "cuda", _Gpus())
     with pytest.raises(purlin.FallbackError, match="an exported program may run on other GPUs"):
-        _export(_four, platforms=["cuda"])
+        _export(all_four, platforms=["cuda"])
     monkeypatch.delenv("PURLIN_FALLBACK")
-    text = _export(_four, platforms=["cuda"]).mlir_module()
+    text = _export(all_four, platforms=["cuda"]).mlir_module()
     assert domain.TARGET not in text
-    for op in OPS:
+    for op in FOUR_OPS:
         assert f"stablehlo.{op}" in text
 
 
 def test_one_export_for_several_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PURLIN_FALLBACK")
-    exported = jax.export.deserialize(_export(_four, platforms=["cpu", "cuda"]).serialize())
+    exported = jax.export.deserialize(_export(all_four, platforms=["cpu", "cuda"]).serialize())
     x = jax.device_put(X, NamedSharding(mesh(4), P("x")))
     got = run_counted(jax.jit(exported.call), x, op="all_to_all", calls=4)
-    assert_same_bits(got, _expected(X, 4))
+    assert_same_bits(got, all_four_expected(X, 4))
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", FOUR_OPS)
 def test_symbolic_shapes_go_to_jax_lax(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("16*b, 8"), X.dtype)
     with pytest.raises(purlin.FallbackError, match=r"shape \(4\*b, 8\) is symbolic"):
-        _export(lambda v: _four(v)[op], shape)
+        _export(lambda v: all_four(v)[op], shape)
     monkeypatch.delenv("PURLIN_FALLBACK")
     # JAX itself does not run programs of symbolic shapes with a shard_map in them (0.10 to 0.12).
-    text = _export(lambda v: _four(v)[op], shape).mlir_module()
+    text = _export(lambda v: all_four(v)[op], shape).mlir_module()
     assert domain.TARGET not in text and f"stablehlo.{op}" in text
