@@ -237,6 +237,13 @@ def _lower_to_lax(reason: str) -> Any:
     return rule
 
 
+# Where an all_reduce may write over its operand: each rank, or the one thread that works for all,
+# has read a part of every array before it writes that part of any. In zero_staging it has not: a
+# peer may still read what this rank has reduced. XLA copies an operand that somebody needs later,
+# within the loop that makes it where there is one.
+_IN_PLACE = {("cpu", "meet"), ("cpu", "packet")}
+
+
 def _lower(platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params) -> Any:
         mesh = mesh_of(ctx)
@@ -248,8 +255,11 @@ def _lower(platform: str) -> Any:
         # Row-major layouts for all, which plans assume: the default, where the context knows the
         # operand that is added here.
         inner = ctx.replace(avals_in=[PARTITION_ID, *ctx.avals_in])
-        target = jax.ffi.ffi_lowering(domain.TARGET)
         attributes = _attributes(platform, mesh, params, ctx.avals_in)
+        in_place = params.op == "all_reduce" and (platform, attributes["regime"]) in _IN_PLACE
+        # Operand 0 is the partition id.
+        aliases = {i + 1: i for i in range(len(operands))} if in_place else None
+        target = jax.ffi.ffi_lowering(domain.TARGET, operand_output_aliases=aliases)
         return target(inner, partition_id(ctx), *operands, **attributes)
 
     return rule

@@ -183,6 +183,21 @@ def summed(shards: Sequence[np.ndarray]) -> np.ndarray:
     return total.astype(shards[0].dtype)
 
 
+def all_reduced(x: np.ndarray, world: int) -> np.ndarray:
+    """What the ranks of a flat mesh hold after all_reduce of x, one after another; or of bools.
+
+    Integers wrap around, complex numbers are summed in themselves.
+    """
+    shards = np.split(x, world)
+    if x.dtype == np.bool_:
+        total = np.any(shards, 0)
+    elif x.dtype.kind in "iuc":
+        total = np.add.reduce(shards, dtype=x.dtype)
+    else:
+        total = summed(shards)
+    return np.concatenate([total] * world)
+
+
 FOUR_OPS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 
 
@@ -199,10 +214,9 @@ def all_four(v: jax.Array) -> dict[str, jax.Array]:
 def all_four_expected(x: np.ndarray, world: int) -> dict[str, np.ndarray]:
     """What the ranks hold after all_four, one after another."""
     shards = np.split(x, world)
-    total = summed(shards)
     return {
-        "all_reduce": np.concatenate([total] * world),
+        "all_reduce": all_reduced(x, world),
         "all_to_all": np.concatenate(exchanged(shards, 1, 0)),
         "all_gather": np.concatenate([x] * world),
-        "reduce_scatter": total,
+        "reduce_scatter": summed(shards),
     }
