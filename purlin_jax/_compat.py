@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,38 @@ mlir.register_lowering(_partition_id_p, _lower_partition_id)
 def mesh_of(ctx: Any) -> Any:
     """The mesh (concrete or abstract) that a collective is being lowered for."""
     return ctx.module_context.axis_context.mesh
+
+
+def partitioned(ctx: Any) -> Any:
+    """`ctx` for jax.experimental.custom_partitioning, where XLA partitions over some mesh axes.
+
+    None where it leaves none to XLA; and for export, since XLA calls back into this process.
+    """
+    axis_context = ctx.module_context.axis_context
+    mesh = axis_context.mesh
+    automatic = [a for a in mesh.axis_names if a not in axis_context.manual_axes]
+    if all(mesh.shape[a] == 1 for a in automatic) or for_export(ctx):
+        return None
+    if not isinstance(mesh, jax.sharding.Mesh):
+        # Only their number matters: what is partitioned forgets the mesh.
+        devices = jax.devices(ctx.module_context.platforms[0])
+        if len(devices) < mesh.size:
+            return None
+        chosen = np.array(devices[: mesh.size]).reshape(mesh.axis_sizes)
+        mesh = jax.sharding.Mesh(chosen, mesh.axis_names)
+    known = dataclasses.replace(axis_context, mesh=mesh)
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=known))
+
+
+def name_call(results: Sequence[Any], text: str) -> None:
+    """Write `text` on a custom call of custom_partitioning, whose own text is only an address.
+
+    JAX can be told to leave that address out of the key of its persistent cache.
+    """
+    from jaxlib.mlir import ir
+
+    named: dict[str, Any] = {"purlin": ir.StringAttr.get(text)}
+    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(named)
 
 
 def for_export(ctx: Any) -> bool:

@@ -116,12 +116,22 @@ def parity(
 
 def collective_pair(op: str, axis: Any = "x") -> tuple[Fn, Fn]:
     """The collective from purlin and from jax.lax, on trees of arrays of rank 2 or more."""
-    if op == "all_reduce":
-        return (lambda v: purlin.all_reduce(v, axis)), (lambda v: jax.lax.psum(v, axis))
-    return (
-        lambda v: purlin.all_to_all(v, axis, 1, 0, tiled=True),
-        lambda v: jax.tree.map(lambda u: jax.lax.all_to_all(u, axis, 1, 0, tiled=True), v),
-    )
+    ours, theirs = {
+        "all_reduce": (purlin.all_reduce, jax.lax.psum),
+        "all_to_all": (
+            lambda v, a: purlin.all_to_all(v, a, 1, 0, tiled=True),
+            lambda v, a: jax.lax.all_to_all(v, a, 1, 0, tiled=True),
+        ),
+        "all_gather": (
+            lambda v, a: purlin.all_gather(v, a, tiled=True),
+            lambda v, a: jax.lax.all_gather(v, a, tiled=True),
+        ),
+        "reduce_scatter": (
+            lambda v, a: purlin.reduce_scatter(v, a, scatter_dimension=1, tiled=True),
+            lambda v, a: jax.lax.psum_scatter(v, a, scatter_dimension=1, tiled=True),
+        ),
+    }[op]
+    return lambda v: ours(v, axis), lambda v: jax.tree.map(lambda u: theirs(u, axis), v)
 
 
 def assert_like_lax(
