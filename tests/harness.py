@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
@@ -114,6 +116,11 @@ def parity(
     return got, to_numpy(sharded(theirs, mesh, **kwargs)(x))
 
 
+FOUR_OPS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
+EACH_OP = pytest.mark.parametrize("op", FOUR_OPS)
+VMA = pytest.mark.parametrize("check_vma", (True, False))
+
+
 def collective_pair(op: str, axis: Any = "x") -> tuple[Fn, Fn]:
     """The collective from purlin and from jax.lax, on trees of arrays of rank 2 or more."""
     ours, theirs = {
@@ -132,6 +139,23 @@ def collective_pair(op: str, axis: Any = "x") -> tuple[Fn, Fn]:
         ),
     }[op]
     return lambda v: ours(v, axis), lambda v: jax.tree.map(lambda u: theirs(u, axis), v)
+
+
+def mixed(c: Fn) -> Fn:
+    """A nonlinear function around the collective, whose result varies over the mesh."""
+    return lambda v: jnp.sin(c(v * v)).sum() * jnp.cos(v)
+
+
+def kept(c: Fn) -> Fn:
+    """c with its result brought back to the shape of its argument, each element of it in use."""
+
+    def f(v: jax.Array) -> jax.Array:
+        y = c(v)
+        if y.size < v.size:
+            return jnp.tile(y.ravel(), v.size // y.size).reshape(v.shape)
+        return sum((i + 1) * part for i, part in enumerate(y.reshape(-1, *v.shape)))
+
+    return f
 
 
 def assert_like_lax(
@@ -206,9 +230,6 @@ def all_reduced(x: np.ndarray, world: int) -> np.ndarray:
     else:
         total = summed(shards)
     return np.concatenate([total] * world)
-
-
-FOUR_OPS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
 
 
 def all_four(v: jax.Array) -> dict[str, jax.Array]:

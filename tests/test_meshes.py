@@ -13,7 +13,8 @@ from jax.sharding import AxisType, NamedSharding
 
 import purlin_jax as purlin
 from tests.harness import (
-    FOUR_OPS,
+    EACH_OP,
+    VMA,
     Fn,
     P,
     assert_like_lax,
@@ -28,8 +29,6 @@ from tests.harness import (
     to_numpy,
 )
 
-EACH_OP = pytest.mark.parametrize("op", FOUR_OPS)
-VMA = pytest.mark.parametrize("check_vma", (True, False))
 X = random_array("float32", (64, 8))
 PERMUTED = (5, 2, 7, 0, 1, 6, 3, 4)
 
