@@ -100,6 +100,18 @@ def mesh_of(ctx: Any) -> Any:
     return ctx.module_context.axis_context.mesh
 
 
+def automatic_axes(ctx: Any) -> list[Any]:
+    """The mesh axes of several devices over which XLA partitions what is being lowered."""
+    axis_context = ctx.module_context.axis_context
+    sizes = axis_context.mesh.shape
+    return [a for a, size in sizes.items() if size > 1 and a not in axis_context.manual_axes]
+
+
+def uses_shardy() -> bool:
+    """Whether XLA partitions with Shardy, and not with the older GSPMD."""
+    return bool(_config.use_shardy_partitioner.value)
+
+
 def partitioned(ctx: Any) -> Any:
     """`ctx` for jax.experimental.custom_partitioning, where XLA partitions over some mesh axes.
 
@@ -107,8 +119,7 @@ def partitioned(ctx: Any) -> Any:
     """
     axis_context = ctx.module_context.axis_context
     mesh = axis_context.mesh
-    automatic = [a for a in mesh.axis_names if a not in axis_context.manual_axes]
-    if all(mesh.shape[a] == 1 for a in automatic) or for_export(ctx):
+    if not automatic_axes(ctx) or for_export(ctx):
         return None
     if not isinstance(mesh, jax.sharding.Mesh):
         # Only their number matters: what is partitioned forgets the mesh.

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import threading
+from functools import cache
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ def check_ffi_api() -> None:
         )
 
 
+@cache
 def register_cpu() -> None:
     """Tell XLA of the CPU's handler, without touching a device.
 

@@ -23,6 +23,7 @@ from purlin_jax._compat import (
     Primitive,
     ShapedArray,
     ad,
+    automatic_axes,
     batching,
     check_vma,
     for_export,
@@ -32,6 +33,7 @@ from purlin_jax._compat import (
     partition_id,
     partitioned,
     result_aval,
+    uses_shardy,
     varying,
     zero_cotangent,
     zero_tangent,
@@ -254,6 +256,9 @@ def _lower(platform: str) -> Any:
         mesh = mesh_of(ctx)
         dtype = ctx.avals_in[0].dtype.name
         reason = domain.refusal(platform, mesh, params.reduce, dtype, for_export(ctx))
+        if reason is None and automatic_axes(ctx) and not uses_shardy():
+            # XLA would end the process.
+            reason = f"GSPMD takes no custom call beside automatic axes {automatic_axes(ctx)}"
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)

@@ -256,3 +256,24 @@ def test_what_is_partitioned_is_part_of_the_program() -> None:
 
     assert "backend_config" not in text("sum")
     assert text("sum") != text("max")
+
+
+@pytest.mark.parametrize("check_vma", (True, False))
+def test_the_older_partitioner(check_vma: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It ends the process at custom calls, and at all but one of jax.lax's own collectives.
+    over = reordered_2x4()
+    x = jax.device_put(X, NamedSharding(over, P("b", "a")))
+    ours, theirs = (_over_b(c, over, check_vma) for c in collective_pair("all_reduce", "b"))
+    expected = to_numpy(theirs(x))
+    jax.config.update("jax_use_shardy_partitioner", False)
+    try:
+        with pytest.raises(purlin.FallbackError, match=r"GSPMD .* beside automatic axes \['a'\]"):
+            ours(x)
+        monkeypatch.delenv("PURLIN_FALLBACK")
+        auto = _over_b(collective_pair("all_reduce", "b")[0], over, check_vma)
+        got = run_counted(auto, x, op="all_reduce", calls=0)
+        all_manual = sharded(lambda v: purlin.all_reduce(v, "a"), over, out_specs=P("b"))
+        run_counted(all_manual, X, op="all_reduce", calls=8)
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", True)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
