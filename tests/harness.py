@@ -166,7 +166,7 @@ def assert_like_lax(
     before = purlin.native_calls().get(op, 0)
     got = to_numpy(jax.block_until_ready(ours(*args)))
     made = purlin.native_calls().get(op, 0) - before
-    assert made > 0 if calls is None else made == calls
+    assert made > 0 if calls is None else made == calls, f"{made} native calls of {op}"
     expected = to_numpy(theirs(*args))
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
