@@ -5,7 +5,13 @@ from importlib.metadata import version as _version
 from purlin_jax import domain as _domain
 from purlin_jax.backend import FallbackError, backend
 from purlin_jax.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
-from purlin_jax.domain import last_report, native_calls, native_regimes, set_timeout
+from purlin_jax.domain import (
+    export_checks,
+    last_report,
+    native_calls,
+    native_regimes,
+    set_timeout,
+)
 from purlin_jax.drop_in import pmax, pmean, pmin, psum, psum_scatter
 from purlin_jax.joint import Joint
 from purlin_jax.policy import Policy, policy
@@ -20,6 +26,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "backend",
+    "export_checks",
     "gather_heads",
     "last_report",
     "native_calls",
@@ -37,3 +44,4 @@ __all__ = [
 ]
 
 _domain.check_ffi_api()
+_domain.register_cpu()

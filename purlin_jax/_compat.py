@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
 from jax.interpreters import ad, batching, mlir
+from jaxlib import xla_client as _xla_client
 
 Primitive = jax.extend.core.Primitive
 ShapedArray = _core.ShapedArray
@@ -96,6 +98,63 @@ mlir.register_lowering(_partition_id_p, _lower_partition_id)
 def mesh_of(ctx: Any) -> Any:
     """The mesh (concrete or abstract) that a collective is being lowered for."""
     return ctx.module_context.axis_context.mesh
+
+
+def automatic_axes(ctx: Any) -> list[Any]:
+    """The mesh axes of several devices over which XLA partitions what is being lowered."""
+    axis_context = ctx.module_context.axis_context
+    sizes = axis_context.mesh.shape
+    return [a for a, size in sizes.items() if size > 1 and a not in axis_context.manual_axes]
+
+
+def uses_shardy() -> bool:
+    """Whether XLA partitions with Shardy, and not with the older GSPMD."""
+    return bool(_config.use_shardy_partitioner.value)
+
+
+def partitioned(ctx: Any) -> Any:
+    """`ctx` for jax.experimental.custom_partitioning, where XLA partitions over some mesh axes.
+
+    None where it leaves none to XLA; and for export, since XLA calls back into this process.
+    """
+    axis_context = ctx.module_context.axis_context
+    mesh = axis_context.mesh
+    if not automatic_axes(ctx) or for_export(ctx):
+        return None
+    if not isinstance(mesh, jax.sharding.Mesh):
+        # Only their number matters: what is partitioned forgets the mesh.
+        devices = jax.devices(ctx.module_context.platforms[0])
+        if len(devices) < mesh.size:
+            return None
+        chosen = np.array(devices[: mesh.size]).reshape(mesh.axis_sizes)
+        mesh = jax.sharding.Mesh(chosen, mesh.axis_names)
+    known = dataclasses.replace(axis_context, mesh=mesh)
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=known))
+
+
+def name_call(results: Sequence[Any], text: str) -> None:
+    """Write `text` on a custom call of custom_partitioning, whose own text is only an address.
+
+    JAX can be told to leave that address out of the key of its persistent cache.
+    """
+    from jaxlib.mlir import ir
+
+    named: dict[str, Any] = {"purlin": ir.StringAttr.get(text)}
+    results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(named)
+
+
+def for_export(ctx: Any) -> bool:
+    """Whether the program being lowered is for jax.export, to run on devices not known yet."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
+def accept_cpu_types() -> None:
+    """Make XLA take FFI types of the CPU at once, also before there is a CPU backend.
+
+    JAX does this itself with the backend, but only after it has handed over the targets that wait
+    for it, and XLA refuses a target whose type it does not know.
+    """
+    _xla_client.register_custom_type_handler("cpu", _xla_client._xla.register_custom_type)
 
 
 def runtime_ffi_api() -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.export
 from absl import logging
 
 from purlin_jax import _native
@@ -65,6 +66,8 @@ def refusal(op: str, reduce: str, avals: Sequence[Any], world: int) -> str | Non
     if world > _native.max_ranks:
         return f"{world} ranks are more than the {_native.max_ranks} of one domain"
     for aval in avals:
+        if any(map(jax.export.is_symbolic_dim, aval.shape)):
+            return f"shape {aval.shape} is symbolic, and plans are made of numbers"
         if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended):
             return f"dtype {aval.dtype} is not plain data"
         if re.match(r"u?int[124](_|$)|float[46]_", aval.dtype.name):

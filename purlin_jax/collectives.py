@@ -41,6 +41,11 @@ class _Joined:
 
     def run(self, leaves: Sequence[jax.Array], axes: Sequence[tuple[int, int]]) -> list[jax.Array]:
         """Send canonical operands through the primitive, several in one call where types allow."""
+        if self.reduce in ("sum", "prod") and any(x.dtype == bool for x in leaves):
+            raise TypeError(
+                f"purlin.{self.op}: a {self.reduce} of booleans is no boolean; count them with "
+                "purlin.psum, or reduce with 'or', 'and' or 'xor'"
+            )
         params = primitive.Params(
             op=self.op,
             reduce=self.reduce,
@@ -278,6 +283,7 @@ def reduce_scatter(
     Raises:
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: the axis or its size does not fit, or there is no such reduction.
+      TypeError: a sum or product of booleans.
     """
     joined = _join("reduce_scatter", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)
@@ -325,6 +331,7 @@ def all_reduce(
     Raises:
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: no such reduction.
+      TypeError: a sum or product of booleans.
     """
     joined = _join("all_reduce", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)

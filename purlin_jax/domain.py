@@ -1,4 +1,4 @@
-"""Start of the native part: checks that it fits this jaxlib, and registers it on first use."""
+"""Start of the native part: checks that it fits this jaxlib, and registers it with XLA."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import importlib
 import importlib.util
 import os
 import threading
+from functools import cache
 from typing import Any
 
 import jax
+import jax.export
 
 from purlin_jax import _compat, _native
 
@@ -20,7 +22,7 @@ TARGET = "purlin_collective_v1"  # grows with every change of operands or attrib
 _STATE = "purlin_call_site_v1"
 
 _lock = threading.Lock()
-_registered: set[str] = set()
+_started: set[str] = set()
 _limits: tuple[float, float] | None = None
 
 
@@ -35,25 +37,49 @@ def check_ffi_api() -> None:
         )
 
 
-def ensure_started(platform: str) -> None:
-    """Register the custom-call target of "cpu" or "cuda", and start the domain of the GPUs.
+@cache
+def register_cpu() -> None:
+    """Tell XLA of the CPU's handler, without touching a device.
 
-    Not at import: a registration before the backend exists is flushed in the wrong order, and
-    starting the backend early would break jax.distributed.
+    At import, since programs that were exported or compiled elsewhere run without being lowered
+    here. The handlers of GPUs know their devices, so no such program holds them.
+    """
+    _compat.accept_cpu_types()
+    _register("cpu", _native.targets())
+    if {"PURLIN_SLOW_S", "PURLIN_TIMEOUT_S"} & set(os.environ):
+        _native.set_limits(*budget())
+
+
+def _register(platform: str, target: dict[str, Any]) -> None:
+    jax.ffi.register_ffi_type(_STATE, target["type"], platform=platform)
+    jax.ffi.register_ffi_target(TARGET, target["stages"], platform=platform)
+
+
+def ensure_started(platform: str) -> None:
+    """Start what "cpu" or "cuda" needs before its first call is compiled.
+
+    The domain of the GPUs not at import: starting their backend early would break jax.distributed.
     """
     with _lock:
-        if platform in _registered:
+        if platform in _started:
             return
-        jax.devices(platform)
         native = _module(platform)
         if platform == "cuda":
+            jax.devices(platform)  # a registration before that would be flushed in the wrong order
             native.start()
+            _register("CUDA", native.targets())
         native.set_limits(*budget())
-        target = native.targets()
-        name = "CUDA" if platform == "cuda" else platform
-        jax.ffi.register_ffi_type(_STATE, target["type"], platform=name)
-        jax.ffi.register_ffi_target(TARGET, target["stages"], platform=name)
-        _registered.add(platform)
+        _started.add(platform)
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """What jax.export must be told to export a program that calls purlin, as `disabled_checks`.
+
+    JAX exports only custom calls that somebody vouches for: the target's name carries a version,
+    so a purlin_jax that cannot run the program refuses it by name. The program runs where
+    purlin_jax has been imported, on any CPU devices; one for GPUs holds jax.lax's collectives.
+    """
+    return [jax.export.DisabledSafetyCheck.custom_call(TARGET)]
 
 
 def budget() -> tuple[float, float]:
@@ -77,13 +103,13 @@ def set_timeout(seconds: float, *, slow: float = 60.0) -> None:
     global _limits
     with _lock:
         _limits = (slow, seconds)
-        for platform in _registered:
+        for platform in _started | {"cpu"}:
             _module(platform).set_limits(slow, seconds)
 
 
 def last_report() -> str:
     """The last report of a wait that did not end, as printed on stderr; empty if there was none."""
-    reports = [_module(platform).last_report() for platform in sorted(_registered)]
+    reports = [_module(platform).last_report() for platform in sorted(_started | {"cpu"})]
     return "\n".join(text for text in reports if text)
 
 
@@ -91,10 +117,12 @@ def _module(platform: str) -> Any:
     return cuda if platform == "cuda" else _native
 
 
-def refusal(platform: str, mesh: Any, reduce: str, dtype: str) -> str | None:
+def refusal(platform: str, mesh: Any, reduce: str, dtype: str, exported: bool) -> str | None:
     """Why the devices of `mesh` are not one domain that can do this, or None if they are."""
     if platform == "cpu":
         return "the CPU devices belong to several processes" if jax.process_count() > 1 else None
+    if exported:
+        return "an exported program may run on other GPUs than those its calls would name"
     if cuda is None:
         return "purlin_jax was built without CUDA"
     if not isinstance(mesh, jax.sharding.Mesh):

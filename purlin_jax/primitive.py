@@ -9,23 +9,31 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from purlin_jax import _native, domain, groups
 from purlin_jax._compat import (
     PARTITION_ID,
     AxisEffect,
     Primitive,
+    ShapedArray,
     ad,
+    automatic_axes,
     batching,
     check_vma,
+    for_export,
     mesh_of,
     mlir,
+    name_call,
     partition_id,
+    partitioned,
     result_aval,
+    uses_shardy,
     varying,
     zero_cotangent,
     zero_tangent,
@@ -236,22 +244,107 @@ def _lower_to_lax(reason: str) -> Any:
     return rule
 
 
+def _in_place(platform: str, op: str, regime: str) -> bool:
+    """Whether results are declared to lie where operands did, which XLA copies if needed later.
+
+    Not on GPUs, where only small arrays take a regime that allows it: a copy would cost more than
+    their memory is worth.
+    """
+    return platform == "cpu" and op in _native.regimes[regime][1]
+
+
 def _lower(platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params) -> Any:
         mesh = mesh_of(ctx)
         dtype = ctx.avals_in[0].dtype.name
-        reason = domain.refusal(platform, mesh, params.reduce, dtype)
+        reason = domain.refusal(platform, mesh, params.reduce, dtype, for_export(ctx))
+        if reason is None and automatic_axes(ctx) and not uses_shardy():
+            # XLA would end the process.
+            reason = f"GSPMD takes no custom call beside automatic axes {automatic_axes(ctx)}"
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)
-        # Row-major layouts for all, which plans assume: the default, where the context knows the
-        # operand that is added here.
-        inner = ctx.replace(avals_in=[PARTITION_ID, *ctx.avals_in])
-        target = jax.ffi.ffi_lowering(domain.TARGET)
         attributes = _attributes(platform, mesh, params, ctx.avals_in)
-        return target(inner, partition_id(ctx), *operands, **attributes)
+        call = _Call(params, attributes, _in_place(platform, params.op, attributes["regime"]))
+        operands = (partition_id(ctx), *operands)
+        avals = [PARTITION_ID, *ctx.avals_in]
+        outer = partitioned(ctx)
+        if outer is None:
+            return _lower_call(ctx.replace(avals_in=avals), *operands, call=call)
+        local = mlir.lower_fun(_along_automatic_axes(call), multiple_results=True)
+        results = local(outer.replace(avals_in=avals), *operands)
+        name_call(results, repr(attributes))
+        return results
 
     return rule
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A custom call whose attributes are known, and the mesh forgotten; equal only to itself."""
+
+    params: Params
+    attributes: dict[str, Any]
+    in_place: bool
+
+
+def _lower_call(ctx: Any, *operands: Any, call: _Call) -> Any:
+    # Row-major layouts for all, which plans assume, are the default. Operand 0 is the partition id.
+    aliases = {i: i - 1 for i in range(1, len(operands))} if call.in_place else None
+    target = jax.ffi.ffi_lowering(domain.TARGET, operand_output_aliases=aliases)
+    return target(ctx, *operands, **call.attributes)
+
+
+_call_p = Primitive("purlin_call")
+_call_p.multiple_results = True
+mlir.register_lowering(_call_p, _lower_call)
+
+
+@_call_p.def_abstract_eval
+def _(_: Any, *operands: Any, call: _Call) -> Any:
+    params = call.params
+    return [
+        ShapedArray(_native.result_shape(params.op, list(x.shape), params.world, s, c), x.dtype)
+        for x, s, c in zip(operands, params.split, params.concat, strict=True)
+    ]
+
+
+def _along_automatic_axes(call: _Call) -> Any:
+    """The call on what each device holds, in a shard_map that leaves mesh axes to XLA.
+
+    Unless told, XLA gathers an array over those axes for a custom call. A collective works on
+    any part of its operands that holds the axes which it cuts or joins as a whole.
+    """
+    params = call.params
+    reduces_whole = params.op == "all_reduce"
+
+    def fixed(i: int) -> set[int]:
+        return set() if reduces_whole else {params.split[i], params.concat[i]}
+
+    @custom_partitioning
+    def whole(partition: Any, *operands: Any) -> Any:
+        return _call_p.bind(partition, *operands, call=call)
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
+        number, *operands = (x.sharding for x in arguments)
+        for i, x in enumerate(arguments[1:]):
+            held = x.sharding.shard_shape(x.shape)
+            if any(held[axis] != x.shape[axis] for axis in fixed(i)):
+                operands[i] = number  # which lies whole on every device
+        return mesh, whole.fun, list(operands), (number, *operands)
+
+    def factors(i: int, ndim: int, side: str) -> str:
+        return " ".join(f"{side if d in fixed(i) else 'x'}{i}d{d}" for d in range(ndim))
+
+    def run(number: Any, *operands: Any) -> Any:
+        inputs = ", ".join(["", *(factors(i, x.ndim, "i") for i, x in enumerate(operands))])
+        outputs = ", ".join(factors(i, x.ndim, "o") for i, x in enumerate(operands))
+        whole.def_partition(
+            partition, sharding_rule=f"{inputs} -> {outputs}", decode_shardings=False
+        )
+        return whole(number, *operands)
+
+    return run
 
 
 def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) -> dict[str, Any]:

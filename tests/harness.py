@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
@@ -57,6 +62,20 @@ def sharded(f: Fn, mesh: Mesh, **kwargs: Any) -> Fn:
     return jax.jit(jax.shard_map(f, mesh=mesh, **{"in_specs": spec, "out_specs": spec, **kwargs}))
 
 
+def fresh_python(code: str, *arguments: Any) -> str:
+    """What a fresh interpreter prints, in the same environment and with sys.argv[1:] as given."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=Path(__file__).parents[1],  # so that it can import this file
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def to_numpy(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
 
@@ -97,14 +116,46 @@ def parity(
     return got, to_numpy(sharded(theirs, mesh, **kwargs)(x))
 
 
+FOUR_OPS = ("all_reduce", "all_to_all", "all_gather", "reduce_scatter")
+EACH_OP = pytest.mark.parametrize("op", FOUR_OPS)
+VMA = pytest.mark.parametrize("check_vma", (True, False))
+
+
 def collective_pair(op: str, axis: Any = "x") -> tuple[Fn, Fn]:
     """The collective from purlin and from jax.lax, on trees of arrays of rank 2 or more."""
-    if op == "all_reduce":
-        return (lambda v: purlin.all_reduce(v, axis)), (lambda v: jax.lax.psum(v, axis))
-    return (
-        lambda v: purlin.all_to_all(v, axis, 1, 0, tiled=True),
-        lambda v: jax.tree.map(lambda u: jax.lax.all_to_all(u, axis, 1, 0, tiled=True), v),
-    )
+    ours, theirs = {
+        "all_reduce": (purlin.all_reduce, jax.lax.psum),
+        "all_to_all": (
+            lambda v, a: purlin.all_to_all(v, a, 1, 0, tiled=True),
+            lambda v, a: jax.lax.all_to_all(v, a, 1, 0, tiled=True),
+        ),
+        "all_gather": (
+            lambda v, a: purlin.all_gather(v, a, tiled=True),
+            lambda v, a: jax.lax.all_gather(v, a, tiled=True),
+        ),
+        "reduce_scatter": (
+            lambda v, a: purlin.reduce_scatter(v, a, scatter_dimension=1, tiled=True),
+            lambda v, a: jax.lax.psum_scatter(v, a, scatter_dimension=1, tiled=True),
+        ),
+    }[op]
+    return lambda v: ours(v, axis), lambda v: jax.tree.map(lambda u: theirs(u, axis), v)
+
+
+def mixed(c: Fn) -> Fn:
+    """A nonlinear function around the collective, whose result varies over the mesh."""
+    return lambda v: jnp.sin(c(v * v)).sum() * jnp.cos(v)
+
+
+def kept(c: Fn) -> Fn:
+    """c with its result brought back to the shape of its argument, each element of it in use."""
+
+    def f(v: jax.Array) -> jax.Array:
+        y = c(v)
+        if y.size < v.size:
+            return jnp.tile(y.ravel(), v.size // y.size).reshape(v.shape)
+        return sum((i + 1) * part for i, part in enumerate(y.reshape(-1, *v.shape)))
+
+    return f
 
 
 def assert_like_lax(
@@ -115,7 +166,7 @@ def assert_like_lax(
     before = purlin.native_calls().get(op, 0)
     got = to_numpy(jax.block_until_ready(ours(*args)))
     made = purlin.native_calls().get(op, 0) - before
-    assert made > 0 if calls is None else made == calls
+    assert made > 0 if calls is None else made == calls, f"{made} native calls of {op}"
     expected = to_numpy(theirs(*args))
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -164,3 +215,39 @@ def summed(shards: Sequence[np.ndarray]) -> np.ndarray:
     for shard in shards[1:]:
         total = total + shard.astype(np.float32)
     return total.astype(shards[0].dtype)
+
+
+def all_reduced(x: np.ndarray, world: int) -> np.ndarray:
+    """What the ranks of a flat mesh hold after all_reduce of x, one after another; or of bools.
+
+    Integers wrap around, complex numbers are summed in themselves.
+    """
+    shards = np.split(x, world)
+    if x.dtype == np.bool_:
+        total = np.any(shards, 0)
+    elif x.dtype.kind in "iuc":
+        total = np.add.reduce(shards, dtype=x.dtype)
+    else:
+        total = summed(shards)
+    return np.concatenate([total] * world)
+
+
+def all_four(v: jax.Array) -> dict[str, jax.Array]:
+    """Each of FOUR_OPS over "x" on an array of rank 2, as numpy does in all_four_expected."""
+    return {
+        "all_reduce": purlin.all_reduce(v, "x"),
+        "all_to_all": purlin.all_to_all(v, "x", 1, 0, tiled=True),
+        "all_gather": purlin.all_gather(v, "x", tiled=True),
+        "reduce_scatter": purlin.reduce_scatter(v, "x", tiled=True),
+    }
+
+
+def all_four_expected(x: np.ndarray, world: int) -> dict[str, np.ndarray]:
+    """What the ranks hold after all_four, one after another."""
+    shards = np.split(x, world)
+    return {
+        "all_reduce": all_reduced(x, world),
+        "all_to_all": np.concatenate(exchanged(shards, 1, 0)),
+        "all_gather": np.concatenate([x] * world),
+        "reduce_scatter": summed(shards),
+    }

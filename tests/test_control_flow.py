@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from tests.harness import (
+    EACH_OP,
+    VMA,
     Fn,
     P,
     assert_like_lax,
+    kept,
     mesh,
     random_array,
     sharded,
 )
-
-VMA = pytest.mark.parametrize("check_vma", (True, False))
-EACH_OP = pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
 
 
 def _x(*shape: int) -> np.ndarray:
@@ -27,8 +27,8 @@ def _x(*shape: int) -> np.ndarray:
 
 
 def _step(c: Fn) -> Fn:
-    """A step that keeps shape and type: the axes swap twice."""
-    return lambda v: jnp.tanh(v + c(v).reshape(v.shape))
+    """A step of a loop: it keeps shape and type."""
+    return lambda v: jnp.tanh(v + kept(c)(v))
 
 
 @VMA

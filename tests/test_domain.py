@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from purlin_jax import _compat, _native, domain
-
-
-def _python(code: str) -> str:
-    """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from tests.harness import fresh_python
 
 
 def test_import_starts_no_backend() -> None:
@@ -28,7 +17,23 @@ import jax
 jax.devices("cpu")
 print(xla_bridge.backends_are_initialized())
 """
-    assert _python(code).split("\n")[:2] == ["False {} {}", "True"]
+    assert fresh_python(code).split("\n")[:2] == ["False {} {}", "True"]
+
+
+def test_import_before_jax_distributed() -> None:
+    code = """
+import socket, jax, purlin_jax
+with socket.socket() as s:
+    s.bind(("localhost", 0))
+    port = s.getsockname()[1]
+jax.config.update("jax_num_cpu_devices", 2)
+jax.distributed.initialize(f"localhost:{port}", num_processes=1, process_id=0)
+f = jax.shard_map(
+    lambda v: purlin_jax.all_reduce(v, "x"),
+    mesh=jax.sharding.Mesh(jax.devices(), ("x",)), in_specs=jax.P("x"), out_specs=jax.P())
+print(jax.jit(f)(jax.numpy.arange(2.0)).block_until_ready(), purlin_jax.native_calls())
+"""
+    assert fresh_python(code) == "[1.] {'all_reduce': 2}\n"
 
 
 def test_tracing_starts_no_native_part() -> None:
@@ -42,11 +47,11 @@ f = jax.jit(jax.shard_map(
     mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x")))
 x = jax.numpy.arange(8)
 f.trace(x)
-print(domain._registered, purlin_jax.native_calls())
+print(domain._started, purlin_jax.native_calls())
 f(x).block_until_ready()
-print(domain._registered, purlin_jax.native_calls())
+print(domain._started, purlin_jax.native_calls())
 """
-    lines = _python(code).split("\n")
+    lines = fresh_python(code).split("\n")
     assert lines[:2] == ["set() {}", "{'cpu'} {'all_to_all': 2}"]
 
 

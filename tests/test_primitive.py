@@ -7,37 +7,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import purlin_jax as purlin
 from tests.harness import (
+    EACH_OP,
+    VMA,
     Fn,
     P,
     assert_like_lax,
     collective_pair,
     mesh,
+    mixed,
     random_array,
     sharded,
 )
-
-VMA = pytest.mark.parametrize("check_vma", (True, False))
-EACH_OP = pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
 
 
 def _x(*shape: int) -> np.ndarray:
     return random_array("float32", shape or (16, 8))
 
 
-def _mixed(c: Fn) -> Fn:
-    """A nonlinear function around the collective, whose result varies over the mesh."""
-    return lambda v: jnp.sin(c(v * v)).sum() * jnp.cos(v)
-
-
 @VMA
 @EACH_OP
 def test_grad_outside_shard_map(op: str, check_vma: bool) -> None:
     def build(c: Fn) -> Fn:
-        inner = sharded(_mixed(c), mesh(4), check_vma=check_vma)
+        inner = sharded(mixed(c), mesh(4), check_vma=check_vma)
         return jax.jit(jax.value_and_grad(lambda v: (inner(v) * _x()).sum()))
 
     assert_like_lax(build, _x(), op=op)
@@ -47,7 +41,7 @@ def test_grad_outside_shard_map(op: str, check_vma: bool) -> None:
 @EACH_OP
 def test_grad_inside_shard_map(op: str, check_vma: bool) -> None:
     def build(c: Fn) -> Fn:
-        return sharded(jax.grad(lambda v: _mixed(c)(v).sum()), mesh(4), check_vma=check_vma)
+        return sharded(jax.grad(lambda v: mixed(c)(v).sum()), mesh(4), check_vma=check_vma)
 
     assert_like_lax(build, _x(), op=op)
 
@@ -67,7 +61,7 @@ def test_grad_of_an_operand_that_does_not_vary(op: str) -> None:
         inner = sharded(lambda v: jnp.sin(c(v)).sum() * v, mesh(4), in_specs=P(), out_specs=P("x"))
         outside = jax.grad(lambda v: (inner(v) ** 2).sum())
         inside = sharded(
-            jax.grad(lambda v: jax.lax.psum(_mixed(c)(v).sum(), "x")),
+            jax.grad(lambda v: jax.lax.psum(mixed(c)(v).sum(), "x")),
             mesh(4),
             in_specs=P(),
             out_specs=P(),
@@ -97,7 +91,7 @@ def test_grad_of_a_sum_over_groups(check_vma: bool) -> None:
 def test_jvp(op: str, check_vma: bool) -> None:
     def build(c: Fn) -> Fn:
         return sharded(
-            lambda v: jax.jvp(_mixed(c), (v,), (jnp.cos(v),)), mesh(4), check_vma=check_vma
+            lambda v: jax.jvp(mixed(c), (v,), (jnp.cos(v),)), mesh(4), check_vma=check_vma
         )
 
     assert_like_lax(build, _x(), op=op)
@@ -107,13 +101,13 @@ def test_jvp(op: str, check_vma: bool) -> None:
 def test_linearize_and_second_derivative(op: str) -> None:
     def linearized(c: Fn) -> Fn:
         def f(v: jax.Array) -> Any:
-            out, tangent = jax.linearize(_mixed(c), v)
+            out, tangent = jax.linearize(mixed(c), v)
             return out, tangent(jnp.cos(v))
 
         return sharded(f, mesh(4))
 
     def second(c: Fn) -> Fn:
-        inner = sharded(_mixed(c), mesh(4))
+        inner = sharded(mixed(c), mesh(4))
         first = jax.grad(lambda v: (inner(v) ** 2).sum())
         return jax.jit(lambda v: jax.jvp(first, (v,), (jnp.ones_like(v),))[1])
 

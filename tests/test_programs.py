@@ -13,11 +13,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 import purlin_jax as purlin
 from tests.harness import (
+    EACH_OP,
     Fn,
     P,
     assert_like_lax,
     collective_pair,
     custom_calls,
+    kept,
     mesh,
     random_array,
     reordered_2x4,
@@ -25,14 +27,13 @@ from tests.harness import (
     sharded,
 )
 
-EACH_OP = pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
 X = random_array("float32", (64, 8))
 ALL = P(("a", "b"))
 
 
 def _around(c: Fn) -> Fn:
     """A product that varies over the mesh, so that one out_specs serves both collectives."""
-    return lambda v: v * c(v).reshape(v.shape)
+    return lambda v: v * kept(c)(v)
 
 
 def _same(build: Callable[[Fn], Fn], *args: Any, op: str) -> None:
@@ -79,8 +80,7 @@ def test_collectives_in_both_of_two_nested_shard_maps(op: str) -> None:
 
     pairs = (collective_pair("all_to_all", "b"), collective_pair(op, "a"))
     ours, theirs = (
-        build(lambda v, b=b: b(v).reshape(v.shape), lambda v, a=a: v * a(v).reshape(v.shape))
-        for b, a in zip(*pairs, strict=True)
+        build(kept(b), lambda v, a=a: v * kept(a)(v)) for b, a in zip(*pairs, strict=True)
     )
     got = run_counted(ours, X, op=op, calls=16 if op == "all_to_all" else 8)
     np.testing.assert_allclose(got, np.asarray(theirs(X)), rtol=1e-5)

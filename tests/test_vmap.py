@@ -5,33 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import purlin_jax as purlin
 from tests.harness import (
+    EACH_OP,
+    VMA,
     Fn,
     P,
     assert_like_lax,
     collective_pair,
     mesh,
+    mixed,
     random_array,
     reordered_2x4,
     sharded,
 )
 
-VMA = pytest.mark.parametrize("check_vma", (True, False))
-EACH_OP = pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
-
 
 def _x(*shape: int) -> np.ndarray:
     return random_array("float32", shape or (16, 8))
-
-
-def _mixed(c: Fn) -> Fn:
-    """A nonlinear function around the collective, whose result varies over the mesh."""
-    return lambda v: jnp.sin(c(v * v)).sum() * jnp.cos(v)
 
 
 @VMA
@@ -61,7 +55,7 @@ def test_vmap_of_some_leaves(op: str) -> None:
 @EACH_OP
 def test_vmap_inside_twice_with_grad(op: str) -> None:
     def build(c: Fn) -> Fn:
-        twice = jax.vmap(jax.vmap(_mixed(c), in_axes=2, out_axes=0), in_axes=0, out_axes=3)
+        twice = jax.vmap(jax.vmap(mixed(c), in_axes=2, out_axes=0), in_axes=0, out_axes=3)
         return sharded(jax.grad(lambda v: (twice(v) ** 2).sum()), mesh(4))
 
     assert_like_lax(build, _x(8, 3, 8, 5), op=op)

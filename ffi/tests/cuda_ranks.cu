@@ -99,11 +99,11 @@ class Ranks {
       packets = 0;
       for (int o = 0; o < job.operands; ++o) {
         char* in = input_[r * kMaxOperands + o];
-        char* out = output_[r * kMaxOperands + o];
+        char* out = job.in_place ? in : output_[r * kMaxOperands + o];
         fill_input(job, n, o, r, host.data());
         CHECK(cudaMemcpy(in, host.data(), items_of(job.shape[o].local) * item_bytes(job),
                          cudaMemcpyHostToDevice));
-        CHECK(cudaMemset(out, 0x55, bytes_));
+        if (!job.in_place) CHECK(cudaMemset(out, 0x55, bytes_));
         call.operand[o] = {in, out,
                            derive(kCollectives[job.row], job.shape[o].local, item_bytes(job),
                                   job.world, job.shape[o].axes)};
@@ -123,8 +123,8 @@ class Ranks {
     int64_t wrong = 0;
     for (int r = 0; r < world_; ++r)
       for (int o = 0; o < job.operands; ++o) {
-        CHECK(
-            cudaMemcpy(host.data(), output_[r * kMaxOperands + o], bytes_, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(host.data(), (job.in_place ? input_ : output_)[r * kMaxOperands + o],
+                         bytes_, cudaMemcpyDeviceToHost));
         wrong += count_wrong(job, n, o, job.rank(r, world_), ids[r], host.data());
       }
     return wrong;

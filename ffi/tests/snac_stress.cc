@@ -148,7 +148,7 @@ class Stress {
       Rank& rank = ranks_[r];
       const auto& shape = job.shape[o];
       call.operand[o] = {
-          rank.input[o].data(), rank.output[o].data(),
+          rank.input[o].data(), result(job, r, o),
           derive(kCollectives[job.row], shape.local, item_bytes(job), job.world, shape.axes)};
     }
     const Windows& windows = *owned_[static_cast<int>(job.partition)];
@@ -173,12 +173,16 @@ class Stress {
     }
   }
 
+  char* result(const Job& job, int r, int o) {
+    return job.in_place ? ranks_[r].input[o].data() : ranks_[r].output[o].data();
+  }
+
   void check(const Job& job, int n, int r) {
     const int group = job.group(r, world_), rank = job.rank(r, world_);
     std::vector<int> ids;
     for (int q = 0; q < job.world; ++q) ids.push_back(job.member(group, q, world_));
     for (int o = 0; o < job.operands; ++o) {
-      const int64_t wrong = count_wrong(job, n, o, rank, ids, ranks_[r].output[o].data());
+      const int64_t wrong = count_wrong(job, n, o, rank, ids, result(job, r, o));
       __atomic_fetch_add(&wrong_, wrong, __ATOMIC_RELAXED);
     }
   }

@@ -40,6 +40,7 @@ struct Job {
   int world;    // ranks of a group
   int blocks;   // of each rank
   int staging;  // bytes of a half that it may use; 0: all
+  bool in_place;
   int operands;
   Shape shape[kMaxOperands];
 
@@ -76,6 +77,7 @@ inline Job choose(uint64_t seed, int ranks, int blocks) {
   job.world = job.partition == Partition::kAll ? ranks : ranks / 2;
   job.blocks = 1 + pick(blocks);
   job.operands = 1 + pick(3);
+  job.in_place = in_place(job.regime, row) && pick(2);
   // Just enough for a round of a few lines, or all of it.
   job.staging = pick(2) ? 0
                         : job.blocks * static_cast<int>(kShareUnit) *
