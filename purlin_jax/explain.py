@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any, overload
 
 import jax
 
-from purlin_jax import domain
+from purlin_jax import _native, domain
 from purlin_jax.backend import Handed, recording
 from purlin_jax.collectives import is_users
 
@@ -129,6 +130,7 @@ _WRITTEN = re.compile(
     r"(psum|pmax|pmin|ppermute|pbroadcast|all_gather|all_to_all|ragged_all_to_all|reduce_scatter)"
     r"(?:_invariant|_reduced|_start)?"
 )
+_SCOPE = re.compile(rf"purlin/({'|'.join(_native.collectives)})(?:\[(.*?)\])?(?=[/)]|$)")
 _REDUCTIONS = {
     "add": "sum",
     "multiply": "prod",
@@ -156,7 +158,7 @@ class _Program:
                 if starts:
                     self.reductions[starts[here][1]] = _REDUCTIONS.get(m["opcode"], "")
         sizes = re.findall(r"(?:num_partitions|replica_count)=(\d+)", hlo.split("\n", 1)[0])
-        self.devices = _product(sizes)
+        self.devices = prod(map(int, sizes))
         self.files = dict(re.findall(r'^(\d+) "(.*)"$', hlo.partition("FunctionNames")[0], re.M))
         self.locations = {
             at: (file, line)
@@ -212,9 +214,11 @@ class _Program:
 
     def _origin(self, path: str, rest: str, handed: Sequence[Handed]) -> tuple[str, str, str]:
         """(by, site, reason) of a collective that XLA runs."""
-        ours = re.findall(r"purlin/(\w+)\[(.*?)\]", path)
+        ours = _SCOPE.findall(path)
         if ours:
             op, site = ours[-1]
+            # A persistent cache of programs may give one that was compiled without explain.
+            site = site or self._site(rest)
             here = [h for h in handed if h.site == site]
             # A derivative is another collective than the one that names the scope.
             reasons = dict.fromkeys(h.reason for h in here if h.op == op or not _has(here, op))
@@ -250,13 +254,6 @@ def _find(pattern: str, text: str) -> str:
     return found[1] if found else ""
 
 
-def _product(sizes: Sequence[str]) -> int:
-    total = 1
-    for size in sizes:
-        total *= int(size)
-    return total
-
-
 def _jax_type(text: str) -> str:
     """f32[4,8]{1,0} as JAX writes it: float32[4,8]."""
     found = re.match(r"([a-z]\w*)(\[[\d,<=]*\])", text)
@@ -275,12 +272,12 @@ def _world(rest: str, devices: int) -> int:
     pairs = _find(r"source_target_pairs=\{(.*?)\}\}", rest)
     if pairs:
         return _longest(re.findall(r"(\d+),(\d+)", pairs))
-    mesh, axes = _find(r"replica_groups=mesh\[(.*?)\]", rest), ""
+    mesh = _find(r"replica_groups=mesh\[(.*?)\]", rest)
     if mesh:
         axes = _find(r"replica_groups=mesh\[.*?\].*?\{(.*?)\}", rest)
         sizes = dict(re.findall(r"'?([^',]+?)'?=(\d+)", mesh))
         parts = re.findall(r"'?([^',:]+)'?(?::\(\d+\)(\d+))?(?:,\s*|$)", axes)
-        return _product([part or sizes.get(name.strip("' "), "1") for name, part in parts])
+        return prod(int(part or sizes.get(name.strip("' "), 1)) for name, part in parts)
     shape = _find(r"replica_groups=\[([\d,]+)\]<=", rest)
     if shape:
         return int(shape.split(",")[-1])

@@ -14,8 +14,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 import purlin_jax as purlin
+from purlin_jax.backend import Handed
 from purlin_jax.explain import parse
-from tests.harness import Fn, P, mesh, sharded
+from tests.harness import Fn, P, mesh, reordered_2x4, sharded
 
 X = jax.ShapeDtypeStruct((16, 8), jnp.float32)
 NONE = "The compiled program holds no collectives."
@@ -81,8 +82,7 @@ def test_groups_and_meshes(native: bool) -> None:
             purlin.pmax(v, ("a", "b"), backend=backend),
         )
 
-    where = mesh(8, ("a", "b"), (2, 4))
-    found = purlin.explain(sharded(f, where, check_vma=False), X)
+    found = purlin.explain(sharded(f, reordered_2x4(), check_vma=False), X)
     assert {(r.op, r.reduce): r.world for r in found} == {
         ("all_to_all", ""): 2,
         ("all_gather", ""): 4,
@@ -326,6 +326,13 @@ def test_text_of_a_gpu_program() -> None:
     assert (native.blocks, native.world, native.site) == (16, 8, "model.py:5")
     assert native.operands == ("bfloat16[8,4]",)
     assert (last.by, last.op, last.world, last.site) == ("XLA", "reduce_scatter", 8, "")
+
+
+def test_a_program_from_a_cache_that_was_compiled_without_explain() -> None:
+    text = GPU.replace("jit(f)/psum", "jit(f)/jvp(purlin/all_reduce)/psum")
+    handed = [Handed("all_reduce", "model.py:7", "why"), Handed("all_reduce", "model.py:8", "not")]
+    row = parse(text, handed)[0]
+    assert (row.by, row.site, row.reason) == ("jax.lax", "model.py:7", "why")
 
 
 @pytest.mark.parametrize(
