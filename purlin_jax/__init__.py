@@ -13,12 +13,15 @@ from purlin_jax.domain import (
     set_timeout,
 )
 from purlin_jax.drop_in import pmax, pmean, pmin, psum, psum_scatter
+from purlin_jax.explain import Collective, Explanation, explain
 from purlin_jax.joint import Joint
 from purlin_jax.policy import Policy, policy
 from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
 
 __version__ = _version("purlin-jax")
 __all__ = [
+    "Collective",
+    "Explanation",
     "FallbackError",
     "Joint",
     "Policy",
@@ -26,6 +29,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "backend",
+    "explain",
     "export_checks",
     "gather_heads",
     "last_report",

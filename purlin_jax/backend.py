@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
@@ -17,6 +17,7 @@ from purlin_jax import _native
 BACKENDS = ("auto", "purlin", "lax")
 
 _context = jax.make_user_context(None)  # part of the cache key of jax.jit
+_recorder = jax.make_user_context(None)
 
 
 class FallbackError(RuntimeError):
@@ -51,9 +52,54 @@ def _checked(name: str) -> str:
     return name
 
 
-def fall_back(op: str, reason: str, chosen: str) -> None:
+class Handed(NamedTuple):
+    """A collective that went to jax.lax, and why."""
+
+    op: str
+    site: str
+    reason: str
+
+
+class Recorder:
+    """What went to jax.lax while a program was traced and lowered; for explain."""
+
+    def __init__(self) -> None:
+        self.handed: list[Handed] = []
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Record what goes to jax.lax inside the context, and raise nothing for it.
+
+    Each recorder is a cache key of its own, so what was traced before is traced again.
+    """
+    recorder = Recorder()
+    with _recorder(recorder):
+        yield recorder
+
+
+def record(op: str, site: str, reason: str) -> bool:
+    """Tell the recorder, and say whether there is one."""
+    if _recorder.value is None:
+        return False
+    _recorder.value.handed.append(Handed(op, site, reason))
+    return True
+
+
+def scope(op: str, site: str) -> str:
+    """The named scope of a collective; with its call site in a program that is only explained.
+
+    That is how what jax.lax makes of a call is found again in the compiled program.
+    """
+    return f"purlin/{op}" if _recorder.value is None else f"purlin/{op}[{site}]"
+
+
+def fall_back(op: str, reason: str, chosen: str, site: str = "") -> None:
     """Say that jax.lax takes over; raise FallbackError where it may not."""
-    if chosen == "purlin":
+    refused = chosen == "purlin"
+    if record(op, site, f"{reason}; an error in strict mode, which is on" if refused else reason):
+        return
+    if refused:
         raise FallbackError(
             f"purlin.{op} cannot run here: {reason}. Use backend='lax', or backend='auto' without "
             "PURLIN_FALLBACK=error, to take jax.lax instead"

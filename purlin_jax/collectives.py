@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import jax.numpy as jnp
 from purlin_jax import _native, primitive
 from purlin_jax import groups as groups_lib
 from purlin_jax._compat import check_vma, make_varying
-from purlin_jax.backend import fall_back, refusal, resolve
+from purlin_jax.backend import fall_back, record, refusal, resolve, scope
 from purlin_jax.policy import Policy
 from purlin_jax.policy import resolve as resolve_policy
 
 PyTree = Any
-_PACKAGE = Path(__file__).parent
+_PACKAGE, _JAX = Path(__file__).parent, Path(jax.__file__).parent
 REDUCTIONS = tuple(dict.fromkeys(op for op, _ in _native.reduces))
 
 
@@ -33,6 +34,7 @@ class _Joined:
     world: int
     backend: str
     policy: Policy
+    site: str
     reduce: str = ""
 
     def _typed(self) -> bool:
@@ -57,15 +59,15 @@ class _Joined:
             invariant=self.op == "all_reduce" and self.groups is None and self._typed(),
             policy=self.policy,
             backend=self.backend,
-            site=_call_site(),
+            site=self.site,
         )
-        with jax.named_scope(f"purlin/{self.op}"):
+        with jax.named_scope(scope(self.op, self.site)):
             if self.backend == "lax":
                 return primitive.lax_equivalent(params, leaves)
             types = [jax.typeof(x) for x in leaves]
             reason = refusal(self.op, self.reduce, types, self.world)
             if reason is not None:
-                fall_back(self.op, reason, self.backend)
+                fall_back(self.op, reason, self.backend, self.site)
                 return primitive.lax_equivalent(params, leaves)
             leaves = [make_varying(x, self.names) for x in leaves]
             results: dict[int, jax.Array] = {}
@@ -90,21 +92,31 @@ def _join(
     size = groups_lib.world_size(names, None)
     groups = groups_lib.canonical_groups(op, axis_index_groups, size)
     world = groups_lib.world_size(names, groups)
-    chosen = resolve(backend)
+    chosen, site = resolve(backend), _call_site()
+    if chosen == "lax":
+        record(op, site, "asked for: backend='lax'")
     local = groups_lib.vmapped(names)
     if local and len(local) < len(names):
-        fall_back(op, f"axes {local} belong to a vmap and the others to the mesh", chosen)
+        reason = f"axes {local} belong to a vmap and the others to the mesh"
+        fall_back(op, reason, chosen, site)
     # Along the axis of a vmap there is nothing to send, so jax.lax is no fall.
     chosen = "lax" if local else chosen
-    return _Joined(op, names, groups, world, chosen, resolve_policy(policy), reduce or "")
+    return _Joined(op, names, groups, world, chosen, resolve_policy(policy), site, reduce or "")
 
 
 def _call_site() -> str:
-    """file.py:line of the first caller outside this package."""
+    """file.py:line of the first caller outside this package and JAX."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and Path(frame.f_code.co_filename).parent == _PACKAGE:
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Whether a file is neither of this package nor of JAX."""
+    path = Path(file)
+    return path.parent != _PACKAGE and _JAX not in path.parents
 
 
 def _batches(leaves: Sequence[jax.Array], *, same_dtype: bool) -> list[list[int]]:
@@ -234,10 +246,11 @@ def all_gather(
     joined = _join("all_gather", axis_name, axis_index_groups, backend, policy)
     if to != "varying":
         if joined.backend != "lax":
-            fall_back(joined.op, f"to={to!r}", joined.backend)
-        return jax.lax.all_gather(
-            x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
-        )
+            fall_back(joined.op, f"to={to!r}", joined.backend, joined.site)
+        with jax.named_scope(scope(joined.op, joined.site)):
+            return jax.lax.all_gather(
+                x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
+            )
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
         return x

@@ -237,7 +237,7 @@ def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
 
 def _lower_to_lax(reason: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params) -> Any:
-        fall_back(params.op, reason, params.backend)
+        fall_back(params.op, reason, params.backend, params.site)
         plain = mlir.lower_fun(lambda *xs: lax_equivalent(params, xs), multiple_results=True)
         return plain(ctx, *operands)
 
