@@ -53,7 +53,6 @@ class Setup:
     dtype: Any
     policy: Policy
     samples: int
-    in_flight: int = 10
 
     @property
     def platform(self) -> str:
@@ -63,6 +62,10 @@ class Setup:
         """Dependent calls in one program; fewer where a call takes milliseconds."""
         limit = 1 << 20 if self.platform == "cpu" else 64 << 20
         return 200 if nbytes <= limit else 20
+
+    def in_flight(self, nbytes: int) -> int:
+        """Programs that are dispatched before the first is waited for."""
+        return 10 if self.steps(nbytes) == 200 else 2
 
 
 def parse_size(text: str) -> int:
@@ -106,7 +109,7 @@ def require_collectives(text: str, op: str, impl: str, steps: int) -> None:
 
 def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float]:
     """Compile, warm up, and return a function that takes one sample: microseconds a step."""
-    mesh, steps = setup.mesh, setup.steps(nbytes)
+    mesh, steps, in_flight = setup.mesh, setup.steps(nbytes), setup.in_flight(nbytes)
     world = mesh.size
     local = nbytes // world if op == "all_gather" else nbytes
     items = max(world, local // np.dtype(setup.dtype).itemsize // world * world)
@@ -125,10 +128,10 @@ def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float
     def sample() -> float:
         x = start
         began = time.perf_counter()
-        for _ in range(setup.in_flight):
+        for _ in range(in_flight):
             x = compiled(x, w)
         x.block_until_ready()
-        return (time.perf_counter() - began) / setup.in_flight / steps * 1e6
+        return (time.perf_counter() - began) / in_flight / steps * 1e6
 
     return sample
 
@@ -196,8 +199,7 @@ def header(setup: Setup) -> dict[str, Any]:
         "jaxlib": jax.lib.__version__,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "samples": setup.samples,
-        "in_flight": setup.in_flight,
-        "step": "x <- op(x) * w, 200 dependent steps a program (20 for large arrays)",
+        "step": "x <- op(x) * w, 200 dependent steps a program, 10 in flight (20 and 2 for large)",
     }
 
 

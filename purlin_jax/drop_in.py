@@ -27,13 +27,8 @@ def psum(
     backend: str | None = None,
     policy: Policy | str | None = None,
 ) -> PyTree:
-    """jax.lax.psum: the sum over ranks, of all_reduce."""
-    if _is_static(x, axis_name):
-        return jax.lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
-    counted = jax.tree.map(_count_booleans, x)
-    return all_reduce(
-        counted, axis_name, axis_index_groups=axis_index_groups, backend=backend, policy=policy
-    )
+    """jax.lax.psum: the sum over ranks, of all_reduce; booleans are counted."""
+    return _reduce("psum", "sum", x, axis_name, axis_index_groups, backend, policy)
 
 
 def pmax(
@@ -45,11 +40,7 @@ def pmax(
     policy: Policy | str | None = None,
 ) -> PyTree:
     """jax.lax.pmax: the largest over ranks; NaN where any rank has one."""
-    if _is_static(x, axis_name):
-        return jax.lax.pmax(x, axis_name, axis_index_groups=axis_index_groups)
-    return all_reduce(
-        x, axis_name, "max", axis_index_groups=axis_index_groups, backend=backend, policy=policy
-    )
+    return _reduce("pmax", "max", x, axis_name, axis_index_groups, backend, policy)
 
 
 def pmin(
@@ -61,11 +52,7 @@ def pmin(
     policy: Policy | str | None = None,
 ) -> PyTree:
     """jax.lax.pmin: the smallest over ranks; NaN where any rank has one."""
-    if _is_static(x, axis_name):
-        return jax.lax.pmin(x, axis_name, axis_index_groups=axis_index_groups)
-    return all_reduce(
-        x, axis_name, "min", axis_index_groups=axis_index_groups, backend=backend, policy=policy
-    )
+    return _reduce("pmin", "min", x, axis_name, axis_index_groups, backend, policy)
 
 
 def pmean(
@@ -101,6 +88,24 @@ def psum_scatter(
         tiled=tiled,
         backend=backend,
         policy=policy,
+    )
+
+
+def _reduce(
+    name: str,
+    op: str,
+    x: PyTree,
+    axis_name: Any,
+    axis_index_groups: Any,
+    backend: str | None,
+    policy: Policy | str | None,
+) -> PyTree:
+    if _is_static(x, axis_name):
+        return getattr(jax.lax, name)(x, axis_name, axis_index_groups=axis_index_groups)
+    if op == "sum":
+        x = jax.tree.map(_count_booleans, x)
+    return all_reduce(
+        x, axis_name, op, axis_index_groups=axis_index_groups, backend=backend, policy=policy
     )
 
 

@@ -30,9 +30,7 @@ def _cli(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def _setup() -> bench.Setup:
-    return bench.Setup(
-        mesh=mesh(4, ("i",)), dtype=jnp.float32, policy=Policy(), samples=2, in_flight=2
-    )
+    return bench.Setup(mesh=mesh(4, ("i",)), dtype=jnp.float32, policy=Policy(), samples=2)
 
 
 @pytest.mark.parametrize(("text", "size"), [("16", 16), ("4K", 4096), ("1m", 1 << 20)])

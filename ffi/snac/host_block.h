@@ -45,6 +45,12 @@ class HostBlock {
   int thread() const { return thread_; }
   int threads() const { return threads_; }
   HostShared& shared() { return shared_; }
+
+  // Whether what is written is better kept out of the caches: all ranks together write more than
+  // fits.
+  bool streams() const { return streams_; }
+  void set_streams(bool streams) { streams_ = streams; }
+
   void sync() { shared_.sync(); }
 
   // Tells a peer where an operand lies, after everything that this thread did before.
@@ -81,6 +87,7 @@ class HostBlock {
   HostShared& shared_;
   const int index_, count_, thread_, threads_;
   int spins_ = 0;
+  bool streams_ = false;
 };
 
 }  // namespace purlin

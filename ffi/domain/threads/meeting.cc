@@ -17,6 +17,7 @@ namespace purlin::threads {
 namespace {
 
 using CpuCall = Call<CpuAtom::Packet>;
+constexpr int64_t kCachedBytes = 16 << 20;     // what a last-level cache keeps, about
 constexpr int64_t kBytesPerBlock = 256 << 10;  // a piece of work worth another thread
 
 Windows& windows() {
@@ -65,6 +66,15 @@ int64_t bytes_of(const Meeting& meeting) {
   return bytes * static_cast<int64_t>(meeting.ranks.size());  // each rank reads from each
 }
 
+// Whether what all ranks write is more than the caches keep until somebody reads it.
+bool is_large(const Site& site, const Meeting& meeting) {
+  const int64_t ranks = static_cast<int64_t>(meeting.ranks.size());
+  const int64_t parts = site.collective().splits_output() ? ranks : 1;  // of a result
+  int64_t bytes = 0;
+  for (const Plan& plan : meeting.plans) bytes += plan.bytes() * parts * ranks;
+  return bytes > kCachedBytes;
+}
+
 // Where the ranks' blocks for `rank` lie.
 struct From {
   const char* address[kMaxOperands][kMaxRanks] = {};
@@ -85,7 +95,7 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
     std::vector<CpuCall> calls;
     std::vector<From> from;  // of each rank
     char* results[kMaxOperands][kMaxRanks] = {};
-    bool once = false;
+    bool once = false, large = false;
     int blocks = 1;
     std::atomic<int64_t> next{0};
     std::unique_ptr<Countdown> countdown;
@@ -102,6 +112,7 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
   work->blocks =
       site.blocks > 0 ? site.blocks : static_cast<int>(std::clamp<int64_t>(by_size, 1, kMaxBlocks));
   work->once = site.collective().is_uniform();
+  work->large = is_large(site, *meeting);
   const int64_t pieces = static_cast<int64_t>(work->blocks) * (work->once ? 1 : world);
   const int64_t threads = std::clamp<int64_t>(bytes_of(*meeting) * world / kBytesPerBlock, 1,
                                               std::min<int64_t>(num_cores(), pieces));
@@ -111,6 +122,7 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
     HostShared shared(1);
     for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
       HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
+      block.set_streams(work->large);
       const int64_t r = i / work->blocks;
       if (work->once)
         meet_once<CpuAtom>(block, work->calls[0], consumer, work->from[0].address, work->results);
@@ -138,6 +150,7 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
   };
   const int world = static_cast<int>(meeting->ranks.size());
   const int blocks = blocks_of(site);
+  const bool large = is_large(site, *meeting);
   auto countdown = std::make_shared<Countdown>(meeting, 1);
   std::vector<Pool::Task> tasks;
   for (int r = 0; r < world; ++r) {
@@ -147,9 +160,10 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
     rank->call.staging_used = staging_of(site);
     for (int b = 0; b < blocks; ++b) {
       rank->shared.emplace_back(1);
-      tasks.push_back([rank, b, blocks, consumer, regime = site.regime] {
+      tasks.push_back([rank, b, blocks, consumer, large, regime = site.regime] {
         const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
+        block.set_streams(large);
         run_waiting<CpuAtom>(block, regime, rank->call, consumer);
       });
     }
