@@ -51,7 +51,8 @@ class Bench {
     world_ = static_cast<int>(domain.devices().size());
     items_ = bytes / 4 / world_ * world_;
     kernel_ = find_kernel("generic", static_cast<Regime>(regime_), kCollectives[row_],
-                          kCollectives[row_].consume == Consume::kReduce ? "sum" : "", "float32");
+                          kCollectives[row_].consume == Consume::kReduce ? "sum" : "", "float32",
+                          true);
     std::vector<int> ordinals;
     std::vector<int64_t> partition;
     for (int r = 0; r < world_; ++r) ordinals.push_back(r), partition.push_back(r);

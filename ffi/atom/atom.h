@@ -12,6 +12,9 @@
 //   Packet get_packet(const Packet* at)
 //       The matching access on the reading side; orders nothing else.
 //
+//   Word load(const Word*)
+//       A load that starts where it stands in the program, so that it runs beside what follows.
+//
 //   kReduces<Item, Op>
 //       Whether the Atom has this reduction.
 //

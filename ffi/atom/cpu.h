@@ -37,6 +37,8 @@ struct CpuAtom {
   }
   static Packet get_packet(const Packet* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 
+  static Word load(const Word* at) { return *at; }
+
   template <class Block>
   static void copy(Block& block, char* dst, const char* src, const Plan& plan, Range range) {
     const Range mine = part_of(block, range);

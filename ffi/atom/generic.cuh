@@ -34,6 +34,8 @@ struct GenericAtom {
   }
   __device__ static Packet get_packet(const Packet* at) { return ptx::load_pair_relaxed_sys(at); }
 
+  __device__ static Word load(const Word* at) { return ptx::load_word(at); }
+
   template <class Block>
   __device__ static void copy(Block& block, char* dst, const char* src, const Plan& plan,
                               Range range) {

@@ -18,6 +18,13 @@ __device__ inline uint64_t load_relaxed_sys(const uint64_t* at) {
   return v;
 }
 
+// A plain load that the compiler leaves where it stands.
+__device__ inline uint64_t load_word(const uint64_t* at) {
+  uint64_t v;
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(v) : "l"(at));
+  return v;
+}
+
 // Whoever acquires `v` sees what this thread, and threads it has met at a barrier, did before.
 __device__ inline void store_release_sys(uint64_t* at, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");

@@ -6,6 +6,7 @@
 #define PURLIN_RANK __device__               // what a rank runs: a host thread or a CUDA thread
 #define PURLIN_COLD __device__ __noinline__  // the same, and rarely
 #define PURLIN_ROLLED _Pragma("unroll 1")    // before a loop that is short: no code to fetch for it
+#define PURLIN_UNROLLED _Pragma("unroll")
 #define PURLIN_COLD_HD __host__ __device__ __noinline__
 #else
 #define PURLIN_HD
@@ -13,17 +14,5 @@
 #define PURLIN_RANK
 #define PURLIN_COLD
 #define PURLIN_ROLLED
+#define PURLIN_UNROLLED
 #endif
-
-namespace purlin {
-
-// Starts to fetch the cache line of `at`; says nothing about order.
-PURLIN_RANK inline void prefetch(const void* at) {
-#ifdef __CUDACC__
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
-#else
-  __builtin_prefetch(at);
-#endif
-}
-
-}  // namespace purlin

@@ -17,11 +17,11 @@ inline constexpr int kMaxOuter = 3;
 // first.
 struct Plan {
   int64_t run = 0;
+  int64_t src_step = 0;
+  int64_t dst_step = 0;
   int64_t extent[kMaxOuter] = {1, 1, 1};
   int64_t src_stride[kMaxOuter] = {0, 0, 0};
   int64_t dst_stride[kMaxOuter] = {0, 0, 0};
-  int64_t src_step = 0;
-  int64_t dst_step = 0;
 
   PURLIN_HD int64_t rows() const { return extent[0] * extent[1] * extent[2]; }
   PURLIN_HD int64_t bytes() const { return run * rows(); }

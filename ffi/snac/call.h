@@ -14,17 +14,18 @@ struct Operand {
   Plan plan;
 };
 
+// What small calls need comes first: a GPU fetches the parameters of each call anew, line by line.
 template <class Packet>
 struct Call {
   int32_t rank = 0;
   int32_t world = 1;
   int32_t operands = 0;
-  uint64_t tag = 0;             // of the call site: ranks that run different calls must not meet
-  int64_t packet_capacity = 0;  // packets from one source in one half
-  int64_t staging_half = 0;     // bytes of one half of the staging
-  int64_t staging_used = 0;     // of them, those that this call may use
-  Operand operand[kMaxOperands];
+  uint32_t tag = 0;             // of the call site: ranks that run different calls must not meet
+  int32_t packet_capacity = 0;  // packets from one source in one half
   Window<Packet> window[kMaxRanks];
+  Operand operand[kMaxOperands];
+  int64_t staging_half = 0;  // bytes of one half of the staging
+  int64_t staging_used = 0;  // of them, those that this call may use
 
   PURLIN_HD Control& control() const { return window[rank].control(); }
   // The part of rank q's staging that belongs to `epoch`.

@@ -4,7 +4,8 @@
 //   words()       words that one thread takes together
 //   pull(...)     reads bytes of the peers' operands where they lie: from[q] is rank q's block for
 //                 this rank
-//   unpack(...)   reads the peers' packets from the own window
+//   unpack<View>(...)  reads the peers' packets from the own window, with boxes seen as View;
+//                 `first` is this thread's first word of the own block, if it was loaded `ahead`
 #pragma once
 
 #include <cstdint>
@@ -18,18 +19,45 @@
 
 namespace purlin {
 
-// Spins until packet `at` of call `epoch` is there.
-template <class Atom, class Block>
-PURLIN_RANK typename Atom::Word await_packet(Block& block, const typename Atom::Packet* at,
-                                             uint64_t epoch, uint64_t tag, int peer) {
-  const uint64_t expected = Atom::flag(epoch, tag);
-  typename Atom::Packet packet = Atom::get_packet(at);
-  while (Atom::flag_of(packet) != expected) {
-    block.stalled({Phase::kPacket, peer}, expected, Atom::flag_of(packet));
-    packet = Atom::get_packet(at);
+inline constexpr int kTogether = 4;  // accesses that a thread starts before it needs the first
+
+// Calls use(q, word) for word i of each rank q, in ascending order; `own` is this rank's. Waits for
+// several peers at once: a look costs a round trip, and a place in the code for its rare ends.
+template <class Atom, class Block, class Packet, class Use>
+PURLIN_RANK void for_each_rank(Block& block, const Call<Packet>& call, uint64_t epoch, int i,
+                               typename Atom::Word own, Use use) {
+  const uint64_t expected = Atom::flag(epoch, call.tag);
+  const Packet* packets =
+      call.window[call.rank].row(epoch, 0, call.world, call.packet_capacity) + i;
+  PURLIN_ROLLED
+  for (int first = 0; first < call.world; first += kTogether) {
+    Packet packet[kTogether];
+    for (;;) {
+      int missing = -1;
+      uint64_t seen = 0;
+      PURLIN_UNROLLED
+      for (int j = 0; j < kTogether; ++j) {
+        const int q = first + j;
+        if (q < call.world && q != call.rank)
+          packet[j] = Atom::get_packet(packets + q * call.packet_capacity);
+      }
+      PURLIN_UNROLLED
+      for (int j = 0; j < kTogether; ++j) {
+        const int q = first + j;
+        if (q >= call.world || q == call.rank || Atom::flag_of(packet[j]) == expected) continue;
+        missing = q;
+        seen = Atom::flag_of(packet[j]);
+      }
+      if (missing < 0) break;
+      block.stalled({Phase::kPacket, missing}, expected, seen);
+    }
+    block.relax();
+    PURLIN_UNROLLED
+    for (int j = 0; j < kTogether; ++j) {
+      const int q = first + j;
+      if (q < call.world) use(q, q == call.rank ? own : Atom::payload(packet[j]));
+    }
   }
-  block.relax();
-  return Atom::payload(packet);
 }
 
 // How the threads of the whole grid stride over words: a word that a thread sends is the word that
@@ -37,14 +65,16 @@ PURLIN_RANK typename Atom::Word await_packet(Block& block, const typename Atom::
 template <class Block>
 struct Stride {
   PURLIN_RANK explicit Stride(const Block& block)
-      : first(static_cast<int64_t>(block.index()) * block.threads() + block.thread()),
-        step(static_cast<int64_t>(block.count()) * block.threads()) {}
-  int64_t first;
-  int64_t step;
+      : first(block.index() * block.threads() + block.thread()),
+        step(block.count() * block.threads()) {}
+  int first;
+  int step;
 };
 
 template <class Atom>
 struct CopyConsumer {
+  using Word = typename Atom::Word;
+
   PURLIN_HD static constexpr int words() { return 1; }
 
   template <class Block, class Packet>
@@ -57,25 +87,19 @@ struct CopyConsumer {
     }
   }
 
-  template <class Block, class Packet>
+  template <template <class, class> class View, class Block, class Packet>
   PURLIN_RANK void unpack(Block& block, const Call<Packet>& call, const Operand& operand,
-                          uint64_t epoch, int64_t first_packet) const {
-    using Word = typename Atom::Word;
+                          uint64_t epoch, int first_packet, bool ahead, Word first) const {
     const Plan& plan = operand.plan;
-    const int64_t words = Words<Word, char>::count(plan);
+    const int words = View<Word, char>::count(plan);
+    const View<Word, const char> own(operand.src + call.rank * plan.src_step, plan,
+                                     plan.src_stride);
     const Stride<Block> stride(block);
-    for (int step = 0; step < call.world; ++step) {
-      const int q = call.peer(step);
-      const Words<Word, char> to(operand.dst + q * plan.dst_step, plan, plan.dst_stride);
-      if (q == call.rank) {
-        const Words<Word, const char> own(operand.src + q * plan.src_step, plan, plan.src_stride);
-        for (int64_t i = stride.first; i < words; i += stride.step) to.store(i, own.load(i));
-        continue;
-      }
-      const Packet* row =
-          call.window[call.rank].row(epoch, q, call.world, call.packet_capacity) + first_packet;
-      for (int64_t i = stride.first; i < words; i += stride.step)
-        to.store(i, await_packet<Atom>(block, row + i, epoch, call.tag, q));
+    for (int i = stride.first; i < words; i += stride.step) {
+      const Word mine = ahead && i == stride.first ? first : own.template load<Atom>(i);
+      for_each_rank<Atom>(block, call, epoch, first_packet + i, mine, [&](int q, Word word) {
+        View<Word, char>(operand.dst + q * plan.dst_step, plan, plan.dst_stride).store(i, word);
+      });
     }
   }
 };
@@ -83,12 +107,10 @@ struct CopyConsumer {
 template <class Atom, class T, class Acc, class Op>
 struct ReduceConsumer {
   using Word = typename Atom::Word;
-  static constexpr int kWords = sizeof(T) > sizeof(Word)
-                                    ? static_cast<int>(sizeof(T) / sizeof(Word))
-                                    : 1;
-  static constexpr int kItems = static_cast<int>(kWords * sizeof(Word) / sizeof(T));
+  static constexpr int kItems = static_cast<int>(sizeof(Word) / sizeof(T));
+  static_assert(kItems >= 1);
 
-  PURLIN_HD static constexpr int words() { return kWords; }
+  PURLIN_HD static constexpr int words() { return 1; }
 
   template <class Block, class Packet>
   PURLIN_RANK void pull(Block& block, const Call<Packet>& call, const Operand& operand,
@@ -96,38 +118,29 @@ struct ReduceConsumer {
     Atom::template reduce<T, Acc, Op>(block, operand.dst, from, call.world, operand.plan, part);
   }
 
-  template <class Block, class Packet>
+  template <template <class, class> class View, class Block, class Packet>
   PURLIN_RANK void unpack(Block& block, const Call<Packet>& call, const Operand& operand,
-                          uint64_t epoch, int64_t first_packet) const {
+                          uint64_t epoch, int first_packet, bool ahead, Word first) const {
     const Plan& plan = operand.plan;
-    const int64_t units = (Words<Word, char>::count(plan) + kWords - 1) / kWords;
-    const Words<Word, const char> own(operand.src + call.rank * plan.src_step, plan,
-                                      plan.src_stride);
-    const Words<Word, char> to(operand.dst, plan, plan.dst_stride);
+    const int words = View<Word, char>::count(plan);
+    const View<Word, const char> own(operand.src + call.rank * plan.src_step, plan,
+                                     plan.src_stride);
+    const View<Word, char> to(operand.dst, plan, plan.dst_stride);
     const Stride<Block> stride(block);
-    for (int64_t u = stride.first; u < units; u += stride.step) {
-      Word mine[kWords];  // loaded before any wait
-      for (int j = 0; j < kWords; ++j) mine[j] = own.load(u * kWords + j);
+    for (int i = stride.first; i < words; i += stride.step) {
+      const Word mine = ahead && i == stride.first ? first : own.template load<Atom>(i);
       Acc acc[kItems] = {};
-      for (int q = 0; q < call.world; ++q) {
-        Word words[kWords];
-        const Packet* row =
-            call.window[call.rank].row(epoch, q, call.world, call.packet_capacity) + first_packet;
-        for (int j = 0; j < kWords; ++j) {
-          const int64_t i = u * kWords + j;
-          words[j] =
-              q == call.rank ? mine[j] : await_packet<Atom>(block, row + i, epoch, call.tag, q);
-        }
+      for_each_rank<Atom>(block, call, epoch, first_packet + i, mine, [&](int q, Word word) {
         T items[kItems];
-        memcpy(items, words, sizeof items);
+        memcpy(items, &word, sizeof items);
         for (int k = 0; k < kItems; ++k)
           acc[k] = q == 0 ? widen(items[k]) : Op::fold(acc[k], widen(items[k]));
-      }
+      });
       T items[kItems];
       for (int k = 0; k < kItems; ++k) items[k] = narrow<T>(acc[k]);
-      Word words[kWords];
-      memcpy(words, items, sizeof items);
-      for (int j = 0; j < kWords; ++j) to.store(u * kWords + j, words[j]);
+      Word word;
+      memcpy(&word, items, sizeof word);
+      to.store(i, word);
     }
   }
 };

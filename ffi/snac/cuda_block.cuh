@@ -34,6 +34,12 @@ class CudaBlock {
   __device__ CudaShared& shared() { return shared_; }
   __device__ void sync() const { __syncthreads(); }
 
+  // Counts the call.
+  __device__ void record() const {
+    if (index_ == 0 && threadIdx.x == 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(watch_.calls), 1ull);
+  }
+
   // Tells a peer where an operand lies, after everything that this thread did before. Address and
   // flag are one access, so that the fence has nothing to wait for.
   __device__ static void announce(Notify* at, uint64_t address, uint64_t flag) {
@@ -60,11 +66,21 @@ class CudaBlock {
     relax();
   }
 
-  // Called once for each look that found nothing.
+  // Called once for each look that found nothing. Its rare ends are inlined or never return: a call
+  // that does would have the waiting loops keep their state in memory.
   __device__ void stalled(Where where, uint64_t expected, uint64_t seen) {
     if (++spins_ % kSpinsPerCheck != 0) return;
     if (spins_ == kSpinsPerCheck) start_ns_ = ptx::global_timer_ns();
-    check(call_, watch_, index_, start_ns_, where, expected, seen);
+    if (ptx::load_relaxed_sys(&call_.control().poison) != 0) end();
+    const bool flags = where.phase != Phase::kLeave;
+    if (flags && expected != seen && epoch_of(expected) == epoch_of(seen))
+      fail(call_, watch_, index_, Alarm::kDisagree, where, expected, seen);
+    const uint64_t waited = ptx::global_timer_ns() - start_ns_;
+    const uint64_t budget = ptx::load_relaxed_sys(&watch_.limits->budget_ns);
+    if (budget != 0 && waited > budget)
+      fail(call_, watch_, index_, Alarm::kExpired, where, expected, seen);
+    if (waited > ptx::load_relaxed_sys(&watch_.limits->slow_ns) && claim(call_, 1))
+      write(call_, watch_, index_, Alarm::kSlow, where, expected, seen);
   }
   __device__ void relax() { spins_ = 0; }
 
@@ -72,33 +88,17 @@ class CudaBlock {
   static constexpr uint32_t kSpinsPerCheck = 1024;  // about half a millisecond
   static constexpr uint64_t kGraceNs = 500000000;
 
-  // The rare path stands apart, and takes no address of the block, so that the waiting loops keep
-  // their state in registers.
-  __device__ __noinline__ static void check(const Call<Packet>& call, const Watch& watch, int block,
-                                            uint64_t start_ns, Where where, uint64_t expected,
-                                            uint64_t seen) {
-    if (ptx::load_relaxed_sys(&call.control().poison) != 0) end();
-    const bool flags = where.phase != Phase::kLeave;
-    if (flags && expected != seen && epoch_of(expected) == epoch_of(seen))
-      fail(call, watch, block, Alarm::kDisagree, where, expected, seen);
-    const uint64_t waited = ptx::global_timer_ns() - start_ns;
-    const uint64_t budget = ptx::load_relaxed_sys(&watch.limits->budget_ns);
-    if (budget != 0 && waited > budget)
-      fail(call, watch, block, Alarm::kExpired, where, expected, seen);
-    if (waited > ptx::load_relaxed_sys(&watch.limits->slow_ns) && claim(call, 1))
-      write(call, watch, block, Alarm::kSlow, where, expected, seen);
-  }
-
   // True for the first caller on this device and window that asks for `right`.
   __device__ static bool claim(const Call<Packet>& call, uint64_t right) {
     auto* word = reinterpret_cast<unsigned long long*>(&call.control().claimed);
     return (atomicOr(word, static_cast<unsigned long long>(right)) & right) == 0;
   }
 
-  __device__ static void write(const Call<Packet>& call, const Watch& watch, int block, Alarm alarm,
-                               Where where, uint64_t expected, uint64_t seen) {
+  __device__ __forceinline__ static void write(const Call<Packet>& call, const Watch& watch,
+                                               int block, Alarm alarm, Where where,
+                                               uint64_t expected, uint64_t seen) {
     Report& r = *watch.report;
-    r.epoch = call.control().epoch[block] + 1;
+    r.epoch = where.phase == Phase::kLeave ? expected : epoch_of(expected);
     r.expected = expected;
     r.seen = seen;
     r.tag = call.tag;
@@ -113,8 +113,10 @@ class CudaBlock {
 
   // No waiting kernel may return after this: a late peer would write into memory that somebody else
   // owns by then. The report is written, peers are told, and the context is given up.
-  __device__ static void fail(const Call<Packet>& call, const Watch& watch, int block, Alarm alarm,
-                              Where where, uint64_t expected, uint64_t seen) {
+  [[noreturn]] __device__ __noinline__ static void fail(const Call<Packet>& call,
+                                                        const Watch& watch, int block, Alarm alarm,
+                                                        Where where, uint64_t expected,
+                                                        uint64_t seen) {
     if (claim(call, 2)) {
       write(call, watch, block, alarm, where, expected, seen);
       for (int p = 0; p < call.world; ++p)
@@ -124,10 +126,10 @@ class CudaBlock {
   }
 
   // The host's watcher gets the time to print the report before an error ends the program.
-  __device__ static void end() {
+  [[noreturn]] __device__ __noinline__ static void end() {
     const uint64_t start = ptx::global_timer_ns();
     while (ptx::global_timer_ns() - start < kGraceNs) __nanosleep(1000000);
-    ptx::trap();
+    for (;;) ptx::trap();
   }
 
   CudaShared& shared_;

@@ -13,8 +13,9 @@ PURLIN_RANK uint64_t enter(const Block& block, const Call<Packet>& call) {
   return call.control().epoch[block.index()] + 1;
 }
 
-// After a barrier of the block. A wider grid may use the window next, so the words that no block of
-// this grid owns advance too.
+// After a barrier of the block at which all threads have entered: the next call on the window comes
+// after this one anyhow. A wider grid may use the window then, so the words that no block of this
+// grid owns advance too.
 template <class Block, class Packet>
 PURLIN_RANK void leave(const Block& block, const Call<Packet>& call, uint64_t epoch) {
   const int stride = block.count();
@@ -22,6 +23,7 @@ PURLIN_RANK void leave(const Block& block, const Call<Packet>& call, uint64_t ep
   for (int word = block.index() + block.thread() * stride; word < kMaxBlocks;
        word += block.threads() * stride)
     call.control().epoch[word] = epoch;
+  block.record();
 }
 
 }  // namespace purlin

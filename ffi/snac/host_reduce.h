@@ -32,29 +32,25 @@ struct HostReduce {
     CpuAtom::reduce(block, fold, item_bytes, operand.dst, from, call.world, operand.plan, part);
   }
 
-  template <class Block, class Packet>
+  template <template <class, class> class View, class Block, class Packet>
   void unpack(Block& block, const Call<Packet>& call, const Operand& operand, uint64_t epoch,
-              int64_t first_packet) const {
+              int first_packet, bool, Word) const {
     const Plan& plan = operand.plan;
     const int together = words();
-    const int64_t units = (Words<Word, char>::count(plan) + together - 1) / together;
-    const Words<Word, const char> own(operand.src + call.rank * plan.src_step, plan,
-                                      plan.src_stride);
-    const Words<Word, char> to(operand.dst, plan, plan.dst_stride);
+    const int units = (View<Word, char>::count(plan) + together - 1) / together;
+    const View<Word, const char> own(operand.src + call.rank * plan.src_step, plan,
+                                     plan.src_stride);
+    const View<Word, char> to(operand.dst, plan, plan.dst_stride);
     const Stride<Block> stride(block);
-    for (int64_t u = stride.first; u < units; u += stride.step) {
+    for (int u = stride.first; u < units; u += stride.step) {
       Word words[kMaxRanks][kMostWords], result[kMostWords];
       const char* from[kMaxRanks];
-      for (int q = 0; q < call.world; ++q) {
-        const Packet* row =
-            call.window[call.rank].row(epoch, q, call.world, call.packet_capacity) + first_packet;
-        for (int j = 0; j < together; ++j) {
-          const int64_t i = u * together + j;
-          words[q][j] =
-              q == call.rank ? own.load(i) : await_packet<Atom>(block, row + i, epoch, call.tag, q);
-        }
-        from[q] = reinterpret_cast<const char*>(words[q]);
+      for (int j = 0; j < together; ++j) {
+        const int i = u * together + j;
+        for_each_rank<Atom>(block, call, epoch, first_packet + i, own.template load<Atom>(i),
+                            [&](int q, Word word) { words[q][j] = word; });
       }
+      for (int q = 0; q < call.world; ++q) from[q] = reinterpret_cast<const char*>(words[q]);
       fold(reinterpret_cast<char*>(result), from, call.world, 0, together * kWord / item_bytes);
       for (int j = 0; j < together; ++j) to.store(u * together + j, result[j]);
     }

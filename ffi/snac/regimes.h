@@ -16,52 +16,109 @@
 
 namespace purlin {
 
-template <class Block, class Packet>
-PURLIN_RANK void prefetch_first(const Call<Packet>& call, const Stride<Block>& stride) {
-  const Operand& operand = call.operand[0];
-  const int64_t at = operand.plan.src_step * call.peer(1) + stride.first * 8;
-  if (stride.first * 8 < operand.plan.bytes()) prefetch(operand.src + at);
-}
-
 // The bytes of a box that this block moves.
 template <class Block>
 PURLIN_RANK Range own_part(const Block& block, const Plan& plan) {
   return share(plan.bytes(), kShareUnit, block.count(), block.index());
 }
 
-// Small: data and flag travel in one store, into the peers' windows. One one-way hop.
-template <class Atom, class Consumer, class Block>
-PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call,
-                        const Consumer& consumer = Consumer()) {
-  const int words_together = consumer.words();
+// The words that one thread sends, each to all peers, in batches of which all loads start before
+// the first store needs one.
+template <class Atom, template <class, class> class View, class Block>
+class Sends {
+ public:
   using Word = typename Atom::Word;
-  const Stride<Block> stride(block);
-  prefetch_first(call, stride);  // beside the read of the epoch
-  const uint64_t epoch = enter(block, call);
+  using Packet = typename Atom::Packet;
 
-  int64_t first = 0;
-  for (int o = 0; o < call.operands; ++o) {
-    const Operand& operand = call.operand[o];
-    const Plan& plan = operand.plan;
-    const int64_t words = Words<Word, char>::count(plan);
-    for (int step = 1; step < call.world; ++step) {
-      const int p = call.peer(step);
-      const Words<Word, const char> box(operand.src + p * plan.src_step, plan, plan.src_stride);
-      auto* row = call.window[p].row(epoch, call.rank, call.world, call.packet_capacity) + first;
-      for (int64_t u = stride.first * words_together; u < words; u += stride.step * words_together)
-        for (int64_t i = u; i < u + words_together && i < words; ++i)
-          Atom::put_packet(row + i, Atom::make_packet(box.load(i), epoch, call.tag));
-    }
-    first += words;
+  // Words i .. i + together - 1 of a thread are neighbours.
+  PURLIN_RANK Sends(const Call<Packet>& call, const Stride<Block>& stride, int together)
+      : call_(call), stride_(stride), together_(together), i_(stride.first * together) {
+    settle();
   }
 
-  first = 0;
-  for (int o = 0; o < call.operands; ++o) {
-    consumer.unpack(block, call, call.operand[o], epoch, first);
-    first += Words<Word, char>::count(call.operand[o].plan);
+  PURLIN_RANK bool done() const { return operand_ == call_.operands || call_.world == 1; }
+
+  PURLIN_RANK void load(Word (&words)[kTogether]) const {
+    const Operand& operand = call_.operand[operand_];
+    PURLIN_UNROLLED
+    for (int j = 0; j < kTogether; ++j) {
+      if (step_ + j >= call_.world) break;
+      const char* box = operand.src + call_.peer(step_ + j) * operand.plan.src_step;
+      words[j] = View<Word, const char>(box, operand.plan, operand.plan.src_stride)
+                     .template load<Atom>(i_);
+    }
+  }
+
+  PURLIN_RANK void put(const Word (&words)[kTogether], uint64_t epoch) const {
+    PURLIN_UNROLLED
+    for (int j = 0; j < kTogether; ++j) {
+      if (step_ + j >= call_.world) break;
+      Packet* row = call_.window[call_.peer(step_ + j)].row(epoch, call_.rank, call_.world,
+                                                            call_.packet_capacity);
+      Atom::put_packet(row + first_ + i_, Atom::make_packet(words[j], epoch, call_.tag));
+    }
+  }
+
+  PURLIN_RANK void next() {
+    step_ += kTogether;
+    if (step_ < call_.world) return;
+    step_ = 1;
+    i_ += 1;
+    if (i_ % together_ == 0) i_ += (stride_.step - 1) * together_;
+    settle();
+  }
+
+ private:
+  // On to the next operand where this one has no more words for the thread.
+  PURLIN_RANK void settle() {
+    while (operand_ < call_.operands) {
+      const int words = View<Word, char>::count(call_.operand[operand_].plan);
+      if (i_ < words) return;
+      first_ += words;
+      ++operand_;
+      i_ = stride_.first * together_;
+    }
+  }
+
+  const Call<Packet>& call_;
+  const Stride<Block>& stride_;
+  const int together_;
+  int operand_ = 0, i_, step_ = 1;
+  int first_ = 0;  // packet of the operand's first word
+};
+
+// Small: data and flag travel in one store, into the peers' windows. One one-way hop. All that need
+// not follow the data is done before the wait for the peers', and the first loads run beside the
+// read of the epoch.
+template <class Atom, template <class, class> class View, class Consumer, class Block>
+PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call,
+                        const Consumer& consumer = Consumer()) {
+  using Word = typename Atom::Word;
+  const Stride<Block> stride(block);
+  Sends<Atom, View, Block> sends(call, stride, consumer.words());
+  Word words[kTogether], own = 0;
+  if (!sends.done()) sends.load(words);
+  const Operand& head = call.operand[0];
+  const bool ahead = stride.first < View<Word, char>::count(head.plan);
+  if (ahead)
+    own = View<Word, const char>(head.src + call.rank * head.plan.src_step, head.plan,
+                                 head.plan.src_stride)
+              .template load<Atom>(stride.first);
+  const uint64_t epoch = enter(block, call);
+  while (!sends.done()) {
+    sends.put(words, epoch);
+    sends.next();
+    if (!sends.done()) sends.load(words);
   }
   block.sync();
   leave(block, call, epoch);
+
+  int first = 0;
+  for (int o = 0; o < call.operands; ++o) {
+    consumer.template unpack<View>(block, call, call.operand[o], epoch, first, ahead && o == 0,
+                                   own);
+    first += View<Word, char>::count(call.operand[o].plan);
+  }
 }
 
 // Large, where peers see each other's arrays: the notify words carry the addresses of the inputs,
@@ -79,12 +136,12 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
     for (int o = 0; o < call.operands; ++o) place(o, call.rank, input(o));
   exchange(block, call, epoch, call.operands, input, place);
   block.sync();
+  leave(block, call, epoch);
   for (int o = 0; o < call.operands; ++o) {
     const Operand& operand = call.operand[o];
     consumer.pull(block, call, operand, from[o], own_part(block, operand.plan));
   }
   part(block, call, epoch);
-  leave(block, call, epoch);
 }
 
 // The same the other way round, for copies: the words carry the addresses of the results, and each
@@ -101,6 +158,7 @@ PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packe
     for (int o = 0; o < call.operands; ++o) place(o, call.rank, result(o));
   exchange(block, call, epoch, call.operands, result, place);
   block.sync();
+  leave(block, call, epoch);
   for (int o = 0; o < call.operands; ++o) {
     const Plan& plan = call.operand[o].plan;
     for (int step = 1; step <= call.world; ++step) {  // the own block comes last
@@ -110,16 +168,17 @@ PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packe
     }
   }
   part(block, call, epoch);
-  leave(block, call, epoch);
 }
 
 // Any of the regimes above, chosen as it runs: for hosts and tests, since it holds the code of all.
 template <class Atom, class Consumer, class Block>
-PURLIN_RANK void run_waiting(Block& block, Regime regime, const Call<typename Atom::Packet>& call,
-                             const Consumer& consumer) {
+PURLIN_RANK void run_waiting(Block& block, Regime regime, bool flat,
+                             const Call<typename Atom::Packet>& call, const Consumer& consumer) {
   switch (regime) {
     case Regime::kMeet: break;
-    case Regime::kPacket: return packet<Atom>(block, call, consumer);
+    case Regime::kPacket:
+      if (flat) return packet<Atom, FlatWords>(block, call, consumer);
+      return packet<Atom, Words>(block, call, consumer);
     case Regime::kStaged: return staged<Atom>(block, call, consumer);
     case Regime::kZeroStaging: return zero_staging<Atom>(block, call, consumer);
     case Regime::kZeroStagingPush: return zero_staging_push<Atom>(block, call);

@@ -48,9 +48,9 @@ struct Window {
   }
 
   PURLIN_HD Control& control() const { return *reinterpret_cast<Control*>(base); }
-  PURLIN_HD Packet* row(uint64_t epoch, int source, int world, int64_t capacity) const {
+  PURLIN_HD Packet* row(uint64_t epoch, int source, int world, int capacity) const {
     return reinterpret_cast<Packet*>(base + kControlBytes) +
-           (static_cast<int64_t>(epoch & 1) * world + source) * capacity;
+           (static_cast<int>(epoch & 1) * world + source) * capacity;
   }
 };
 

@@ -1,4 +1,5 @@
-// A strided box of less than 4 GiB seen as a row of packet-sized words, whatever its alignment.
+// The two views of a box as a row of packet-sized words: one contiguous run, or any strided box of
+// less than 4 GiB.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,43 @@
 
 namespace purlin {
 
+// Words that hold a box, the last of them perhaps in part.
+template <class Word>
+PURLIN_HD int64_t words_of(const Plan& plan) {
+  constexpr int64_t kBytes = sizeof(Word);
+  return (plan.bytes() + kBytes - 1) / kBytes;
+}
+
+// A contiguous run of whole, aligned words. It has a view of its own since its code is short, and a
+// GPU fetches the code of each call anew.
+template <class Word, class Byte>
+class FlatWords {
+ public:
+  PURLIN_RANK FlatWords(Byte* base, const Plan&, const int64_t (&)[kMaxOuter]) : base_(base) {}
+
+  PURLIN_HD static int count(const Plan& plan) {
+    return static_cast<int>(static_cast<uint32_t>(plan.run) / sizeof(Word));
+  }
+
+  template <class Atom>
+  PURLIN_RANK Word load(int i) const {
+    return Atom::load(reinterpret_cast<const Word*>(base_) + i);
+  }
+  PURLIN_RANK void store(int i, Word word) const { reinterpret_cast<Word*>(base_)[i] = word; }
+
+ private:
+  Byte* base_;
+};
+
+// Whether the boxes of both sides are such runs, for all peers.
+template <class Word>
+bool is_flat(const char* src, const char* dst, const Plan& plan) {
+  const int64_t all = reinterpret_cast<int64_t>(src) | reinterpret_cast<int64_t>(dst) | plan.run |
+                      plan.src_step | plan.dst_step;
+  return plan.contiguous() && all % static_cast<int64_t>(sizeof(Word)) == 0;
+}
+
+// Any box, whatever its alignment.
 template <class Word, class Byte>
 class Words {
  public:
@@ -16,21 +54,17 @@ class Words {
     int64_t all = reinterpret_cast<int64_t>(base) | plan.run;
     if (!plan.contiguous()) all |= stride[0] | stride[1] | stride[2];
     whole_ = all % kBytes == 0;
-    flat_ = whole_ && plan.contiguous();
   }
 
-  PURLIN_HD static int64_t count(const Plan& plan) { return (plan.bytes() + kBytes - 1) / kBytes; }
+  PURLIN_HD static int count(const Plan& plan) { return static_cast<int>(words_of<Word>(plan)); }
 
-  // The common case stays short; the others are calls, so that a kernel's code stays small.
-  PURLIN_RANK Word load(int64_t i) const {
-    if (flat_) return reinterpret_cast<const Word*>(base_)[i];
+  // Calls, so that a kernel's code stays small.
+  template <class Atom>
+  PURLIN_RANK Word load(int i) const {
     return load_any(base_, plan_, stride_, whole_, i);
   }
-  PURLIN_RANK void store(int64_t i, Word word) const {
-    if (flat_)
-      reinterpret_cast<Word*>(base_)[i] = word;
-    else
-      store_any(base_, plan_, stride_, whole_, i, word);
+  PURLIN_RANK void store(int i, Word word) const {
+    store_any(base_, plan_, stride_, whole_, i, word);
   }
 
  private:
@@ -67,7 +101,6 @@ class Words {
   const Plan& plan_;
   const int64_t (&stride_)[kMaxOuter];
   bool whole_;  // every word is an aligned piece of one run
-  bool flat_;   // and there is one run
 };
 
 }  // namespace purlin

@@ -38,14 +38,14 @@ T* device(size_t count, int fill = 0) {
 }
 
 template <class Consumer>
-__global__ void run_ranks(Regime regime, const CudaCall* calls, const Watch* watches, int blocks,
-                          uint32_t seed) {
+__global__ void run_ranks(Regime regime, bool flat, const CudaCall* calls, const Watch* watches,
+                          int blocks, uint32_t seed) {
   __shared__ CudaShared shared;
   const int rank = blockIdx.x / blocks;
   const uint32_t random = (seed * 2654435761u + blockIdx.x * 40503u) * 2246822519u;
   if (random % 4 == 0) __nanosleep(random % 50000);
   CudaBlock<CudaPacket> block(shared, calls[rank], watches[rank], blockIdx.x % blocks, blocks);
-  run_waiting<GenericAtom>(block, regime, calls[rank], Consumer());
+  run_waiting<GenericAtom>(block, regime, flat, calls[rank], Consumer());
 }
 
 class Ranks {
@@ -111,11 +111,14 @@ class Ranks {
       }
     }
     CHECK(cudaMemcpy(calls_, calls.data(), world_ * sizeof(CudaCall), cudaMemcpyHostToDevice));
+    // Some flat calls take the general way too.
+    bool flat = n % 4 != 0;
+    for (const CudaCall& call : calls) flat = flat && is_flat(call);
     const bool too_many = job.regime == Regime::kPacket && packets > kCapacity;
     Regime regime = too_many ? Regime::kStaged : job.regime;
     with_consumer<GenericAtom>(kCollectives[job.row], "sum", job.dtype(), [&](auto c) {
       uint32_t seed = n;
-      void* args[] = {&regime, &calls_, &watches_, const_cast<int*>(&blocks), &seed};
+      void* args[] = {&regime, &flat, &calls_, &watches_, const_cast<int*>(&blocks), &seed};
       CHECK(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(&run_ranks<decltype(c)>),
                                         dim3(world_ * blocks), dim3(threads_), args, 0, nullptr));
     });

@@ -22,10 +22,8 @@ namespace {
 
 struct CudaSite {
   static ffi::TypeId id;
-  explicit CudaSite(Site given)
-      : site(std::move(given)),
-        kernel(find_kernel(site.atom, site.regime, site.collective(), site.reduce, site.dtype)) {
-    if (kernel == nullptr)
+  explicit CudaSite(Site given) : site(std::move(given)), kernels{find(false), find(true)} {
+    if (kernels[0] == nullptr)
       throw std::invalid_argument("no kernel for " + std::string(site.collective().name) + " " +
                                   site.reduce + " " + site.dtype + " in regime " +
                                   kRegimeNames[static_cast<int>(site.regime)] + " by Atom " +
@@ -33,8 +31,12 @@ struct CudaSite {
     peer::name_site(tag_of(site.tag), std::string(site.collective().name) + " in " + site.text);
   }
 
+  const void* find(bool flat) const {
+    return find_kernel(site.atom, site.regime, site.collective(), site.reduce, site.dtype, flat);
+  }
+
   const Site site;
-  const void* kernel;
+  const void* const kernels[2];  // for any boxes, for flat ones
 
   // What does not change between the calls of a device.
   struct Ready {
@@ -65,7 +67,7 @@ CudaSite::Ready prepare(const Site& site, int ordinal) {
   CudaSite::Ready ready;
   ready.call.rank = position - first;
   ready.call.world = site.world;
-  ready.call.tag = tag_of(site.tag);
+  ready.call.tag = static_cast<uint32_t>(tag_of(site.tag));
   domain.attach(partition, site.world, group, ready.call);
   const peer::Device& device = domain.device(ordinal);
   ready.watch = {device.device_report, device.limits,
@@ -102,7 +104,8 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
                                   "; force zero_staging or leave the regime to the policy");
     const int blocks = site.blocks > 0 ? site.blocks : kMaxBlocks / 2;
     const int threads = site.threads > 0 ? site.threads : kMaxThreads;
-    const cudaError_t error = launch(state->kernel, call, ready.watch, blocks, threads, stream);
+    const cudaError_t error =
+        launch(state->kernels[is_flat(call)], call, ready.watch, blocks, threads, stream);
     if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
   } catch (const std::exception& error) {
     return ffi::Error::Internal(std::string("purlin: ") + error.what());

@@ -156,7 +156,7 @@ int64_t Domain::arena_used() const {
 void Domain::attach(const std::vector<int64_t>& partition, int world,
                     const std::vector<int>& ordinals, CudaCall& call) {
   call.packet_capacity =
-      kPacketBytesPerWindow / (2 * world * static_cast<int64_t>(sizeof(CudaPacket)));
+      static_cast<int32_t>(kPacketBytesPerWindow / (2 * world * sizeof(CudaPacket)));
   const int64_t bytes = Window<CudaPacket>::bytes(world, call.packet_capacity, call.staging_half);
   int64_t offset = 0;
   {

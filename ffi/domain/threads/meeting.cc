@@ -164,7 +164,7 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
         const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
         block.set_streams(large);
-        run_waiting<CpuAtom>(block, regime, rank->call, consumer);
+        run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
       });
     }
   }
@@ -192,7 +192,7 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans) {
   int64_t packets = 0;
   for (int o = 0; o < call.operands; ++o) {
     call.operand[o].plan = plans[o];
-    packets += Words<CpuAtom::Word, char>::count(plans[o]);
+    packets += words_of<CpuAtom::Word>(plans[o]);
   }
   if (site.regime == Regime::kPacket && packets > kPacketCapacity)
     return "the packet regime holds " + std::to_string(kPacketCapacity) + " packets of " +
