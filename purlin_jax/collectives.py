@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -41,13 +42,22 @@ class _Joined:
         """Whether JAX tracks over which of the axes a value varies."""
         return check_vma() and not groups_lib.vmapped(self.names)
 
-    def run(self, leaves: Sequence[jax.Array], axes: Sequence[tuple[int, int]]) -> list[jax.Array]:
-        """Send canonical operands through the primitive, several in one call where types allow."""
-        if self.reduce in ("sum", "prod") and any(x.dtype == bool for x in leaves):
+    def _require_dtype(self, dtype: Any) -> None:
+        """Raise TypeError for what neither purlin nor jax.lax can do."""
+        if self.reduce in ("sum", "prod") and dtype.kind == "b":
             raise TypeError(
                 f"purlin.{self.op}: a {self.reduce} of booleans is no boolean; count them with "
                 "purlin.psum, or reduce with 'or', 'and' or 'xor'"
             )
+        if re.match(r"u?int[12]$", dtype.name):  # XLA may end the process
+            raise TypeError(
+                f"purlin.{self.op}: no collective carries {dtype.name}; widen it to int8 or int4"
+            )
+
+    def run(self, leaves: Sequence[jax.Array], axes: Sequence[tuple[int, int]]) -> list[jax.Array]:
+        """Send canonical operands through the primitive, several in one call where types allow."""
+        for x in leaves:
+            self._require_dtype(x.dtype)
         params = primitive.Params(
             op=self.op,
             reduce=self.reduce,
@@ -185,6 +195,7 @@ def all_to_all(
     Raises:
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: the axes or sizes do not fit.
+      TypeError: a dtype of fewer than 4 bits.
     """
     joined = _join("all_to_all", axis_name, axis_index_groups, backend, policy)
     leaves, tree = jax.tree.flatten(x)
@@ -242,6 +253,7 @@ def all_gather(
     Raises:
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: no such axis.
+      TypeError: a dtype of fewer than 4 bits.
     """
     joined = _join("all_gather", axis_name, axis_index_groups, backend, policy)
     if to != "varying":
@@ -296,7 +308,7 @@ def reduce_scatter(
     Raises:
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: the axis or its size does not fit, or there is no such reduction.
-      TypeError: a sum or product of booleans.
+      TypeError: a sum or product of booleans, or a dtype of fewer than 4 bits.
     """
     joined = _join("reduce_scatter", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)
@@ -344,7 +356,7 @@ def all_reduce(
     Raises:
       NameError: the axis is not bound by a jax.shard_map around the call.
       ValueError: no such reduction.
-      TypeError: a sum or product of booleans.
+      TypeError: a sum or product of booleans, or a dtype of fewer than 4 bits.
     """
     joined = _join("all_reduce", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)

@@ -37,6 +37,15 @@ def test_outside_shard_map(name: str) -> None:
             f(np.zeros((2, 8, 8, 4), np.float32))
 
 
+@pytest.mark.parametrize("dtype", ("int2", "uint2"))
+@pytest.mark.parametrize("name", ("all_to_all", "all_reduce"))
+@pytest.mark.parametrize("backend", ("auto", "lax"))
+def test_dtypes_of_two_bits(backend: str, name: str, dtype: str) -> None:
+    match = rf"purlin\.{name}: no collective carries {dtype}; widen it to int8 or int4"
+    with purlin.backend(backend), pytest.raises(TypeError, match=match):
+        _trace(CALLS[name], X.astype(dtype))
+
+
 def test_other_axis_inside_shard_map() -> None:
     with pytest.raises(NameError, match=r"purlin\.all_reduce: axis 'y' is not bound"):
         _trace(lambda v: purlin.all_reduce(v, ("x", "y")))
