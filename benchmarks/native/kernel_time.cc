@@ -3,8 +3,8 @@
 //   kernel_time OP REGIME BLOCKS THREADS BYTES...
 //
 // Prints one line for each size: microseconds a call, median and extremes of the samples. BYTES is
-// the input of each rank. The buffers hold random numbers, and the result of an all_reduce or an
-// all_to_all is checked against the host before anything is timed.
+// the input of each rank. The buffers hold random numbers, and results are checked against the host
+// before anything is timed.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -50,9 +50,10 @@ class Bench {
     auto& domain = peer::Domain::start();
     world_ = static_cast<int>(domain.devices().size());
     items_ = bytes / 4 / world_ * world_;
-    kernel_ = find_kernel("generic", static_cast<Regime>(regime_), kCollectives[row_],
-                          kCollectives[row_].consume == Consume::kReduce ? "sum" : "", "float32",
-                          true);
+    result_items_ = result_shape(kCollectives[row_], {items_}, world_, {0, 0})[0];
+    kernel_ =
+        find_kernel("generic", static_cast<Regime>(regime_), kCollectives[row_],
+                    kCollectives[row_].consume == Consume::kReduce ? "sum" : "", "float32", true);
     std::vector<int> ordinals;
     std::vector<int64_t> partition;
     for (int r = 0; r < world_; ++r) ordinals.push_back(r), partition.push_back(r);
@@ -62,7 +63,7 @@ class Bench {
       check(cudaSetDevice(r));
       check(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
       check(cudaMalloc(&rank.src, items_ * 4));
-      check(cudaMalloc(&rank.dst, items_ * 4));
+      check(cudaMalloc(&rank.dst, result_items_ * 4));
       std::vector<float> values(items_);
       for (float& v : values) v = static_cast<float>(random() % 1000);
       check(cudaMemcpy(rank.src, values.data(), items_ * 4, cudaMemcpyHostToDevice));
@@ -142,16 +143,18 @@ class Bench {
   }
 
   void verify() {
-    const int64_t block = items_ / world_;
+    const Collective& row = kCollectives[row_];
+    const int64_t block =
+        row.splits_input() ? items_ / world_ : items_;  // from one rank to another
     for (int r = 0; r < world_; ++r) {
-      std::vector<float> out(items_);
-      check(cudaMemcpy(out.data(), ranks_[r].dst, items_ * 4, cudaMemcpyDeviceToHost));
-      for (int64_t i = 0; i < items_; ++i) {
+      const int64_t own = row.splits_input() ? r * block : 0;
+      std::vector<float> out(result_items_);
+      check(cudaMemcpy(out.data(), ranks_[r].dst, result_items_ * 4, cudaMemcpyDeviceToHost));
+      for (int64_t i = 0; i < result_items_; ++i) {
         float expected = 0;
-        if (kCollectives[row_].consume == Consume::kReduce)
-          for (int q = 0; q < world_; ++q) expected += input_[q][i];
-        else
-          expected = input_[i / block][r * block + i % block];
+        for (int q = 0; q < world_; ++q)
+          if (row.consume == Consume::kReduce || i / block == q)
+            expected += input_[q][own + i % block];
         if (out[i] == expected) continue;
         std::fprintf(stderr, "rank %d [%ld] is %g, expected %g\n", r, static_cast<long>(i), out[i],
                      expected);
@@ -162,7 +165,7 @@ class Bench {
 
   const int row_, regime_, blocks_, threads_;
   int world_;
-  int64_t items_;
+  int64_t items_, result_items_;  // of one rank
   const void* kernel_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<float>> input_;
