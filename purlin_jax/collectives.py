@@ -38,10 +38,6 @@ class _Joined:
     site: str
     reduce: str = ""
 
-    def _typed(self) -> bool:
-        """Whether JAX tracks over which of the axes a value varies."""
-        return check_vma() and not groups_lib.vmapped(self.names)
-
     def _require_dtype(self, dtype: Any) -> None:
         """Raise TypeError for what neither purlin nor jax.lax can do."""
         if self.reduce in ("sum", "prod") and dtype.kind == "b":
@@ -54,8 +50,17 @@ class _Joined:
                 f"purlin.{self.op}: no collective carries {dtype.name}; widen it to int8 or int4"
             )
 
-    def run(self, leaves: Sequence[jax.Array], axes: Sequence[tuple[int, int]]) -> list[jax.Array]:
-        """Send canonical operands through the primitive, several in one call where types allow."""
+    def run(
+        self,
+        leaves: Sequence[jax.Array],
+        axes: Sequence[tuple[int, int]],
+        *,
+        invariant: bool = False,
+    ) -> list[jax.Array]:
+        """Send canonical operands through the primitive, several in one call where types allow.
+
+        `invariant`: the result is typed as equal on all devices, and so is its cotangent.
+        """
         for x in leaves:
             self._require_dtype(x.dtype)
         params = primitive.Params(
@@ -66,7 +71,7 @@ class _Joined:
             world=self.world,
             split=tuple(split for split, _ in axes),
             concat=tuple(concat for _, concat in axes),
-            invariant=self.op == "all_reduce" and self.groups is None and self._typed(),
+            invariant=invariant,
             policy=self.policy,
             backend=self.backend,
             site=self.site,
@@ -242,8 +247,9 @@ def all_gather(
       axis: where the ranks' arrays lie in the result, in rank order. Tiled: an axis of `x`, which
         grows by the number of ranks; untiled: a new axis of that size.
       tiled: see above.
-      to: type of the result over the axis, as in jax.lax.all_gather; others than "varying" go to
-        jax.lax.
+      to: type of the result over the axis, as in jax.lax.all_gather: "varying", or "invarying" for
+        one that out_specs may leave the axis out of, and whose gradient is the own block of the
+        result's. "reduced" goes to jax.lax.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
       policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
 
@@ -256,7 +262,8 @@ def all_gather(
       TypeError: a dtype of fewer than 4 bits.
     """
     joined = _join("all_gather", axis_name, axis_index_groups, backend, policy)
-    if to != "varying":
+    invariant = to == "invarying" and joined.groups is None
+    if to != "varying" and not invariant:
         if joined.backend != "lax":
             fall_back(joined.op, f"to={to!r}", joined.backend, joined.site)
         with jax.named_scope(scope(joined.op, joined.site)):
@@ -271,7 +278,7 @@ def all_gather(
         concat = _canonical_axis(joined.op, "axis", axis, leaf.ndim + (not tiled))
         operands.append(leaf if tiled else jnp.expand_dims(leaf, concat))
         axes.append((0, concat))
-    moved = joined.run(operands, axes) if joined.names else operands
+    moved = joined.run(operands, axes, invariant=invariant) if joined.names else operands
     return jax.tree.unflatten(tree, moved)
 
 
@@ -363,4 +370,7 @@ def all_reduce(
     if not leaves or not joined.names:
         return x
     arrays = [jnp.asarray(leaf) for leaf in leaves]
-    return jax.tree.unflatten(tree, joined.run(arrays, [(0, 0)] * len(arrays)))
+    # A vmap's axes are no mesh axes, over which JAX tracks what varies.
+    typed = joined.groups is None and check_vma() and not groups_lib.vmapped(joined.names)
+    moved = joined.run(arrays, [(0, 0)] * len(arrays), invariant=typed)
+    return jax.tree.unflatten(tree, moved)

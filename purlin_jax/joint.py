@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from purlin_jax._compat import check_vma
-from purlin_jax.collectives import all_gather, all_reduce
+from purlin_jax.collectives import all_gather
 
 _WHERE = ("front", "rear")
 _PLACEMENTS = ("replicated", "sharded")
@@ -86,17 +86,9 @@ def own_heads(x: jax.Array, axis_name: Any, heads: int, world: int) -> jax.Array
     return jax.lax.dynamic_slice_in_dim(x, start, size, heads)
 
 
-def all_heads(
-    x: jax.Array, axis_name: Any, heads: int, world: int, backend: str | None
-) -> jax.Array:
+def all_heads(x: jax.Array, axis_name: Any, heads: int, backend: str | None) -> jax.Array:
     """The inverse of own_heads: the blocks of all ranks, on all of them."""
-    if not check_vma():
-        return all_gather(x, axis_name, axis=heads, tiled=True, backend=backend)
-    # The result must be typed as equal on all ranks, or out_specs could not leave the axis out. A
-    # gather's is typed varying; the sum of blocks that do not overlap has the same values and is
-    # not, for the price of more bytes of a short text.
-    size = x.shape[heads]
-    shape = (*x.shape[:heads], size * world, *x.shape[heads + 1 :])
-    start = jax.lax.axis_index(axis_name) * size
-    block = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, heads)
-    return all_reduce(block, axis_name, backend=backend)
+    # Under check_vma the result must be typed as equal on all ranks, or out_specs could not leave
+    # the axis out.
+    to = "invarying" if check_vma() else "varying"
+    return all_gather(x, axis_name, axis=heads, tiled=True, to=to, backend=backend)

@@ -27,6 +27,7 @@ from purlin_jax._compat import (
     batching,
     check_vma,
     for_export,
+    make_varying,
     mesh_of,
     mlir,
     name_call,
@@ -53,7 +54,8 @@ class Params(NamedTuple):
       world: ranks of one group.
       split, concat: for each operand, the input axis cut into blocks and the output axis along
         which blocks lie (ignored where the layout is packed).
-      invariant: the result is typed as equal on all devices (all_reduce under check_vma).
+      invariant: the result is typed as equal on all devices, and its cotangent is (all_reduce under
+        check_vma, all_gather to "invarying").
       policy: what the caller forces.
       backend: "auto" or "purlin".
       site: file and line of the user's call, for reports.
@@ -152,7 +154,10 @@ def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
     kept = params.select(alive)
     given = [cotangents[i] for i in alive]
     if params.invariant:  # the cotangent is the same on all ranks, and each contributed once
-        moved = [jax.lax.pcast(ct, params.axes, to="varying") for ct in given]
+        moved = [
+            _own_block(kept, make_varying(ct, params.axes), concat)
+            for ct, concat in zip(given, kept.concat, strict=True)
+        ]
     elif alive:
         moved = bind(kept.transposed(), given)
     else:
@@ -162,6 +167,23 @@ def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
         next(found) if i in alive else (zero_cotangent(x) if ad.is_undefined_primal(x) else None)
         for i, x in enumerate(operands)
     ]
+
+
+def _own_block(params: Params, x: Any, axis: int) -> Any:
+    """What this rank has contributed to a result that is the same on all."""
+    if not _is_split(_native.collectives[params.op]["output"]):
+        return x
+    size = x.shape[axis] // params.world
+    return jax.lax.dynamic_slice_in_dim(x, _rank(params) * size, size, axis)
+
+
+def _rank(params: Params) -> Any:
+    """This rank's number in its group."""
+    index = jax.lax.axis_index(params.axes)
+    if params.groups is None:
+        return index
+    within = {i: r for group in params.groups for r, i in enumerate(group)}
+    return jax.numpy.asarray([within[i] for i in range(len(within))])[index]
 
 
 ad.primitive_jvps[collective_p] = _jvp
@@ -206,12 +228,8 @@ def _lax_reduce_scatter(params: Params, x: Any, names: Any, axis: int) -> Any:
             x, names, scatter_dimension=axis, axis_index_groups=params.groups, tiled=True
         )
     total = _lax_all_reduce(params._replace(invariant=False), x, names)
-    rank = jax.lax.axis_index(names)
-    if params.groups is not None:
-        within = {i: r for group in params.groups for r, i in enumerate(group)}
-        rank = jax.numpy.asarray([within[i] for i in range(len(within))])[rank]
     size = x.shape[axis] // params.world
-    return jax.lax.dynamic_slice_in_dim(total, rank * size, size, axis)
+    return jax.lax.dynamic_slice_in_dim(total, _rank(params) * size, size, axis)
 
 
 def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
@@ -224,8 +242,9 @@ def lax_equivalent(params: Params, operands: Sequence[Any]) -> list[Any]:
                 x, names, split, concat, axis_index_groups=params.groups, tiled=True
             )
         elif params.op == "all_gather":
+            to = "invarying" if params.invariant else "varying"
             y = jax.lax.all_gather(
-                x, names, axis_index_groups=params.groups, axis=concat, tiled=True
+                x, names, axis_index_groups=params.groups, axis=concat, tiled=True, to=to
             )
         elif params.op == "reduce_scatter":
             y = _lax_reduce_scatter(params, x, names, split)

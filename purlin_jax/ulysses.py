@@ -213,7 +213,7 @@ def ulysses_attention(
         o_text, o = joint.part(attend(*joined), text[0].shape[sequence], sequence)
         if replicated:
             o = gather_heads(o, **exchange)
-            o_text = all_heads(o_text, axis_name, heads, world, backend)
+            o_text = all_heads(o_text, axis_name, heads, backend)
         else:
             o, o_text = gather_heads(o, o_text, **exchange)
         return plan.narrow_queries(o, heads), plan.narrow_queries(o_text, heads)

@@ -77,7 +77,7 @@ def _calls(placement: str, world: int, check_vma: bool, backward: bool) -> dict[
     scatter = SIX if placement == "sharded" else 1
     calls = {"all_to_all": (2 if backward else 1) * (scatter + 1) * world}
     if placement == "replicated":
-        calls["all_reduce" if check_vma else "all_gather"] = world
+        calls["all_gather"] = world
         if backward and not check_vma:
             calls["reduce_scatter"] = world
     return calls

@@ -19,6 +19,7 @@ from tests.harness import (
     kept,
     mesh,
     mixed,
+    native_collectives,
     random_array,
     reordered_2x4,
     run_counted,
@@ -214,3 +215,28 @@ def test_grad_and_vmap_with_groups(op: str) -> None:
     # jax.lax does not map its all_to_all with groups.
     expected = np.asarray(run(lambda v: jnp.stack([mixed(theirs)(v[..., i]) for i in range(3)]))(x))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@VMA
+@pytest.mark.parametrize("axis", (0, 1))
+@pytest.mark.parametrize("axes", ("x", ("b", "a")), ids=str)
+def test_all_gather_typed_as_equal_on_all(axes: Any, axis: int, check_vma: bool) -> None:
+    # Its transpose is the own block of the cotangent, and no collective.
+    grid = mesh(4) if axes == "x" else reordered_2x4()
+
+    def build(lib: Any) -> Fn:
+        def f(v: jax.Array) -> Any:
+            def gathered(u: jax.Array) -> jax.Array:
+                return lib.all_gather(u * u, axes, axis=axis, tiled=True, to="invarying")
+
+            out, pull = jax.vjp(gathered, v)
+            return out, pull(jnp.sin(out))[0]
+
+        specs = (P(), P(axes))
+        return sharded(f, grid, in_specs=P(axes), out_specs=specs, check_vma=check_vma)
+
+    got = run_counted(build(purlin), X, op="all_gather", calls=grid.size)
+    assert not native_collectives(build(purlin).lower(X).compile().as_text())
+    expected = build(jax.lax)(X)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
