@@ -13,15 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from purlin_jax import _native, primitive
+from purlin_jax import _native, lowering, primitive
 from purlin_jax import groups as groups_lib
 from purlin_jax._compat import check_vma, make_varying
 from purlin_jax.backend import fall_back, record, refusal, resolve, scope
+from purlin_jax.lax_forms import lax_equivalent
 from purlin_jax.policy import Policy
 from purlin_jax.policy import resolve as resolve_policy
 
 PyTree = Any
 _PACKAGE, _JAX = Path(__file__).parent, Path(jax.__file__).parent
+lowering.register()
 REDUCTIONS = tuple(dict.fromkeys(op for op, _ in _native.reduces))
 
 
@@ -78,12 +80,12 @@ class _Joined:
         )
         with jax.named_scope(scope(self.op, self.site)):
             if self.backend == "lax":
-                return primitive.lax_equivalent(params, leaves)
+                return lax_equivalent(params, leaves)
             types = [jax.typeof(x) for x in leaves]
             reason = refusal(self.op, self.reduce, types, self.world)
             if reason is not None:
                 fall_back(self.op, reason, self.backend, self.site)
-                return primitive.lax_equivalent(params, leaves)
+                return lax_equivalent(params, leaves)
             leaves = [make_varying(x, self.names) for x in leaves]
             results: dict[int, jax.Array] = {}
             for batch in _batches(leaves, same_dtype=bool(self.reduce)):

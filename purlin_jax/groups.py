@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from purlin_jax import _compat
@@ -55,6 +56,16 @@ def canonical_groups(op: str, groups: Any, axis_size: int) -> Groups | None:
 def world_size(axes: Sequence[Hashable], groups: Groups | None) -> int:
     """Number of ranks that one collective joins."""
     return len(groups[0]) if groups else math.prod(jax.lax.axis_size(a) for a in axes)
+
+
+def own_block(x: jax.Array, axis: int, axes: Sequence[Hashable], groups: Groups | None) -> Any:
+    """The block of `x` along `axis` that belongs to the calling rank of its group."""
+    rank = jax.lax.axis_index(tuple(axes))
+    if groups is not None:
+        within = {i: r for group in groups for r, i in enumerate(group)}
+        rank = jnp.asarray([within[i] for i in range(len(within))])[rank]
+    size = x.shape[axis] // world_size(axes, groups)
+    return jax.lax.dynamic_slice_in_dim(x, rank * size, size, axis)
 
 
 def partition(mesh: Any, axes: Sequence[Hashable], groups: Groups | None) -> np.ndarray:

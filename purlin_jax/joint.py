@@ -79,15 +79,8 @@ class Joint:
         return rear, front
 
 
-def own_heads(x: jax.Array, axis_name: Any, heads: int, world: int) -> jax.Array:
-    """This rank's block of the heads of an array that every rank holds."""
-    size = x.shape[heads] // world
-    start = jax.lax.axis_index(axis_name) * size
-    return jax.lax.dynamic_slice_in_dim(x, start, size, heads)
-
-
 def all_heads(x: jax.Array, axis_name: Any, heads: int, backend: str | None) -> jax.Array:
-    """The inverse of own_heads: the blocks of all ranks, on all of them."""
+    """The blocks of heads of all ranks, on all of them."""
     # Under check_vma the result must be typed as equal on all ranks, or out_specs could not leave
     # the axis out.
     to = "invarying" if check_vma() else "varying"

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from purlin_jax import groups as groups_lib
 from purlin_jax.collectives import all_to_all
 from purlin_jax.heads import HeadPlan, plan_heads
-from purlin_jax.joint import Joint, all_heads, own_heads
+from purlin_jax.joint import Joint, all_heads
 
 _SEQUENCE_AND_HEADS = {"BSHD": (1, 2), "BHSD": (2, 1)}
 
@@ -205,7 +205,7 @@ def ulysses_attention(
         replicated = joint.placement == "replicated"
         if replicated:
             image = scatter_heads(*image, **exchange)
-            text = [own_heads(x, axis_name, heads, world) for x in text]
+            text = [groups_lib.own_block(x, heads, names, None) for x in text]
         else:
             moved = scatter_heads(*image, *text, **exchange)
             image, text = moved[:3], moved[3:]

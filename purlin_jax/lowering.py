@@ -1,0 +1,185 @@
+"""How the primitive becomes a custom call of XLA, or what jax.lax makes of it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
+
+from purlin_jax import _native, domain, groups
+from purlin_jax._compat import (
+    PARTITION_ID,
+    Primitive,
+    ShapedArray,
+    automatic_axes,
+    for_export,
+    mesh_of,
+    mlir,
+    name_call,
+    partition_id,
+    partitioned,
+    uses_shardy,
+)
+from purlin_jax.backend import fall_back
+from purlin_jax.lax_forms import lax_equivalent
+from purlin_jax.policy import choose
+from purlin_jax.primitive import Params, collective_p
+
+
+def _lower_to_lax(reason: str) -> Any:
+    def rule(ctx: Any, *operands: Any, params: Params) -> Any:
+        fall_back(params.op, reason, params.backend, params.site)
+        plain = mlir.lower_fun(lambda *xs: lax_equivalent(params, xs), multiple_results=True)
+        return plain(ctx, *operands)
+
+    return rule
+
+
+def _in_place(platform: str, op: str, regime: str) -> bool:
+    """Whether results are declared to lie where operands did, which XLA copies if needed later.
+
+    Not on GPUs, where only small arrays take a regime that allows it: a copy would cost more than
+    their memory is worth.
+    """
+    return platform == "cpu" and op in _native.regimes[regime][1]
+
+
+def _lower(platform: str) -> Any:
+    def rule(ctx: Any, *operands: Any, params: Params) -> Any:
+        mesh = mesh_of(ctx)
+        dtype = ctx.avals_in[0].dtype.name
+        reason = domain.refusal(platform, mesh, params.reduce, dtype, for_export(ctx))
+        if reason is None and automatic_axes(ctx) and not uses_shardy():
+            # XLA would end the process.
+            reason = f"GSPMD takes no custom call beside automatic axes {automatic_axes(ctx)}"
+        if reason is not None:
+            return _lower_to_lax(reason)(ctx, *operands, params=params)
+        domain.ensure_started(platform)
+        attributes = _attributes(platform, mesh, params, ctx.avals_in)
+        call = _Call(params, attributes, _in_place(platform, params.op, attributes["regime"]))
+        operands = (partition_id(ctx), *operands)
+        avals = [PARTITION_ID, *ctx.avals_in]
+        outer = partitioned(ctx)
+        if outer is None:
+            return _lower_call(ctx.replace(avals_in=avals), *operands, call=call)
+        local = mlir.lower_fun(_along_automatic_axes(call), multiple_results=True)
+        results = local(outer.replace(avals_in=avals), *operands)
+        name_call(results, repr(attributes))
+        return results
+
+    return rule
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """A custom call whose attributes are known, and the mesh forgotten; equal only to itself."""
+
+    params: Params
+    attributes: dict[str, Any]
+    in_place: bool
+
+
+def _lower_call(ctx: Any, *operands: Any, call: _Call) -> Any:
+    # Row-major layouts for all, which plans assume, are the default. Operand 0 is the partition id.
+    aliases = {i: i - 1 for i in range(1, len(operands))} if call.in_place else None
+    target = jax.ffi.ffi_lowering(domain.TARGET, operand_output_aliases=aliases)
+    return target(ctx, *operands, **call.attributes)
+
+
+_call_p = Primitive("purlin_call")
+_call_p.multiple_results = True
+mlir.register_lowering(_call_p, _lower_call)
+
+
+@_call_p.def_abstract_eval
+def _(_: Any, *operands: Any, call: _Call) -> Any:
+    params = call.params
+    return [
+        ShapedArray(_native.result_shape(params.op, list(x.shape), params.world, s, c), x.dtype)
+        for x, s, c in zip(operands, params.split, params.concat, strict=True)
+    ]
+
+
+def _along_automatic_axes(call: _Call) -> Any:
+    """The call on what each device holds, in a shard_map that leaves mesh axes to XLA.
+
+    Unless told, XLA gathers an array over those axes for a custom call. A collective works on
+    any part of its operands that holds the axes which it cuts or joins as a whole.
+    """
+    params = call.params
+    reduces_whole = params.op == "all_reduce"
+
+    def fixed(i: int) -> set[int]:
+        return set() if reduces_whole else {params.split[i], params.concat[i]}
+
+    @custom_partitioning
+    def whole(partition: Any, *operands: Any) -> Any:
+        return _call_p.bind(partition, *operands, call=call)
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> Any:
+        number, *operands = (x.sharding for x in arguments)
+        for i, x in enumerate(arguments[1:]):
+            held = x.sharding.shard_shape(x.shape)
+            if any(held[axis] != x.shape[axis] for axis in fixed(i)):
+                operands[i] = number  # which lies whole on every device
+        return mesh, whole.fun, list(operands), (number, *operands)
+
+    def factors(i: int, ndim: int, side: str) -> str:
+        return " ".join(f"{side if d in fixed(i) else 'x'}{i}d{d}" for d in range(ndim))
+
+    def run(number: Any, *operands: Any) -> Any:
+        inputs = ", ".join(["", *(factors(i, x.ndim, "i") for i, x in enumerate(operands))])
+        outputs = ", ".join(factors(i, x.ndim, "o") for i, x in enumerate(operands))
+        whole.def_partition(
+            partition, sharding_rule=f"{inputs} -> {outputs}", decode_shardings=False
+        )
+        return whole(number, *operands)
+
+    return run
+
+
+def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) -> dict[str, Any]:
+    """What the handler reads; ffi/xla/site.h is its other side."""
+    pair_bytes = sum(
+        _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)["bytes"]
+        for x, s, c in zip(avals, params.split, params.concat, strict=True)
+    )
+    choice = choose(params.policy, params.op, domain.arch(platform, mesh), params.world, pair_bytes)
+    return {
+        "op": params.op,
+        "reduce": params.reduce,
+        "dtype": avals[0].dtype.name if params.reduce else "",
+        "regime": choice.regime,
+        "atom": choice.atom,
+        "blocks": np.int64(choice.blocks),
+        "threads": np.int64(choice.threads),
+        "staging_bytes": np.int64(choice.staging_bytes),
+        "world": np.int64(params.world),
+        "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
+        "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),
+        "split": np.asarray(params.split, np.int64),
+        "concat": np.asarray(params.concat, np.int64),
+        "tag": np.int64(_tag(params, avals)),
+        "site": params.site,
+    }
+
+
+def _tag(params: Params, avals: Sequence[Any]) -> int:
+    """A number that ranks compare so as not to exchange data of different calls; never 0.
+
+    It depends on nothing but the call, so that compilation caches find the program again.
+    """
+    text = repr((params, [(x.shape, x.dtype.name) for x in avals]))
+    return zlib.crc32(text.encode()) % 0xFFFF + 1
+
+
+def register() -> None:
+    """Tell JAX how to lower the primitive on each platform."""
+    for platform in ("cpu", "cuda"):
+        mlir.register_lowering(collective_p, _lower(platform), platform=platform)
+    mlir.register_lowering(collective_p, _lower_to_lax("this platform has no purlin kernels"))
