@@ -26,6 +26,7 @@ from tests.harness import (
 
 WORLDS = (1, 2, 3, 5, 8)
 DTYPES = ("float32", "bfloat16")
+LARGE = pytest.mark.beyond("packet", why="arrays of more than the 16,384 words that packets hold")
 GROUPS = [[0, 2, 5, 7], [6, 4, 3, 1]]
 
 
@@ -77,6 +78,7 @@ def test_result_is_invariant_under_check_vma(world: int, dtype: str) -> None:
     assert lax.shape == got.shape
 
 
+@LARGE
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_arrays(dtype: str) -> None:
     # Large enough that several threads share the work.
@@ -93,7 +95,7 @@ def test_sign_of_zero(dtype: str, value: float) -> None:
         assert_same_bits(result, x[:1])
 
 
-@pytest.mark.parametrize("size", (5, 100_000))
+@pytest.mark.parametrize("size", (5, pytest.param(100_000, marks=LARGE)))
 def test_subnormals_are_kept(size: int) -> None:
     x = np.full((8, size), 1e-40, np.float32)
     expected = summed(np.split(x, 8))

@@ -114,6 +114,7 @@ def test_odd_numbers_of_bytes(run: int) -> None:
         assert_same_bits(got, expected)
 
 
+@pytest.mark.beyond("packet", why="32,772 words for each pair, and packets hold 16,384")
 @pytest.mark.parametrize("concat", (0, 1, 2))
 def test_large_arrays(concat: int) -> None:
     # Large enough that several threads share the work, in rows that no share ends on.

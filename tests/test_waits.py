@@ -39,11 +39,15 @@ def _program(seconds: float) -> Any:
     return sharded(body, mesh(3), check_vma=False)
 
 
-def test_late_rank_ends_the_wait(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("regime", ("auto", "packet"))
+def test_late_rank_ends_the_wait(regime: str, capfd: pytest.CaptureFixture[str]) -> None:
     f = _program(4.0)
     purlin.set_timeout(1.0, slow=0.4)
     start = time.monotonic()
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"gave up: all_reduce at test_waits.py"):
+    with (
+        purlin.policy(regime),
+        pytest.raises(jax.errors.JaxRuntimeError, match=r"gave up: all_reduce at test_waits.py"),
+    ):
         jax.block_until_ready(f(jnp.ones(6)))
     assert time.monotonic() - start < 10
     assert "waits for rank 1 since" in purlin.last_report()
