@@ -86,8 +86,7 @@ class _Call:
 
 def _lower_call(ctx: Any, *operands: Any, call: _Call) -> Any:
     # Row-major layouts for all, which plans assume, are the default. Operand 0 is the partition id.
-    # jaxlib 0.11.2 crashes where an empty operand shares its place.
-    aliases = {i: i - 1 for i, x in enumerate(ctx.avals_in) if i > 0 and x.size and call.in_place}
+    aliases = {i: i - 1 for i in range(1, len(operands))} if call.in_place else None
     target = jax.ffi.ffi_lowering(domain.TARGET, operand_output_aliases=aliases)
     return target(ctx, *operands, **call.attributes)
 
