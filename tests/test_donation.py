@@ -31,7 +31,7 @@ REGIMES = pytest.mark.parametrize(
 BLOCKS = pytest.mark.parametrize("blocks", (1, 3))
 # Sizes around words, cache lines and shares of blocks; element sizes from 1 to 8 bytes.
 DTYPES = ("int8", "bool", "float8_e4m3fn", "bfloat16", "int16", "float32", "uint32", "complex64")
-# None is empty: jaxlib 0.11.2 crashes when it compiles a sharded program that holds an empty array
+# None is empty: jaxlib 0.11.2 crashes when it compiles a sharded program that takes an empty array
 # beside others, whatever is done with them.
 SIZES = (1, 3, 33, 130, 4099)
 
