@@ -98,7 +98,7 @@ def test_row_4_sizes_around_powers_of_two(op: str, dtype: str) -> None:
     steps = (-16, -3, -1, 0, 1, 2, 7, 15, 16)
     sizes = {2**k + d for k in range(17) for d in steps} | {2**20 + d for d in (-1, 0, 7)}
     item = np.dtype(dtype).itemsize
-    # Without 0, which is row 10: jaxlib 0.11.2 crashes when it compiles a sharded program that takes
+    # Without 0, which is row 10: jaxlib 0.11.2 crashes compiling a sharded program that takes
     # an empty array beside others, whatever is done with them.
     sizes = sorted({n // item for n in sizes if n >= item})
     world = 2
