@@ -22,12 +22,13 @@ void Pool::post(Task task) {
 }
 
 void Pool::post_gang(std::vector<Task> tasks) {
+  const size_t count = tasks.size();
   {
     std::lock_guard lock(mutex_);
     for (Task& task : tasks) queue_.push_back(std::move(task));
     grow_locked();
   }
-  wake_.notify_one();  // who takes a task wakes the next
+  for (size_t i = 0; i < count; ++i) wake_.notify_one();
 }
 
 void Pool::grow_locked() {
@@ -42,11 +43,7 @@ void Pool::loop() {
     Task task = std::move(queue_.front());
     queue_.pop_front();
     --idle_;
-    const bool more = !queue_.empty();
     lock.unlock();
-    // Before the task, which may block. Short tasks are often gone before anybody has woken up,
-    // so that a few threads do the work of many.
-    if (more) wake_.notify_one();
     task();
     task = nullptr;
     lock.lock();
