@@ -158,6 +158,7 @@ def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) 
         "atom": choice.atom,
         "blocks": np.int64(choice.blocks),
         "threads": np.int64(choice.threads),
+        "depth": np.int64(choice.depth),
         "staging_bytes": np.int64(choice.staging_bytes),
         "world": np.int64(params.world),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),

@@ -25,6 +25,9 @@ class Policy:
     Attributes:
       regime: one of REGIMES; "auto" leaves it to the table.
       blocks: blocks of each rank's kernel, 1 to 64; 0 leaves it to the table.
+      atom: the Atom of a GPU's kernels ("generic", "ampere", "hopper", "blackwell"); "" leaves it to
+        the table.
+      depth: stages of the Atom's ring in shared memory, 1 to 8; 0 leaves it to the table.
       staging_bytes: what a call may use of one half of the staging ("staged" and "composed"); 0
         for all of it. More rounds where data does not fit.
     """
@@ -32,6 +35,8 @@ class Policy:
     regime: str = "auto"
     blocks: int = 0
     staging_bytes: int = 0
+    atom: str = ""
+    depth: int = 0
 
     def __post_init__(self) -> None:
         if self.regime not in REGIMES:
@@ -46,12 +51,19 @@ _context = jax.make_user_context(None)  # part of the cache key of jax.jit
 
 
 @contextmanager
-def policy(regime: str = "auto", *, blocks: int = 0, staging_bytes: int = 0) -> Iterator[None]:
+def policy(
+    regime: str = "auto",
+    *,
+    blocks: int = 0,
+    staging_bytes: int = 0,
+    atom: str = "",
+    depth: int = 0,
+) -> Iterator[None]:
     """Force a regime for the collectives that are traced inside the context; see Policy.
 
     The context is part of jit's cache key: a function that was traced outside is traced again.
     """
-    with _context(Policy(regime, blocks, staging_bytes)):
+    with _context(Policy(regime, blocks, staging_bytes, atom, depth)):
         yield
 
 
@@ -72,6 +84,7 @@ class Choice:
     atom: str
     blocks: int
     threads: int
+    depth: int
     staging_bytes: int
 
 
@@ -117,4 +130,6 @@ def choose(forced: Policy, op: str, arch: str, world: int, pair_bytes: int) -> C
     fitting = (b for b in bands if b["up_to_bytes"] is None or pair_bytes <= b["up_to_bytes"])
     band = next(fitting, bands[-1])
     blocks = forced.blocks or band["blocks"]
-    return Choice(band["regime"], found["atom"], blocks, band["threads"], forced.staging_bytes)
+    atom = forced.atom or band.get("atom", found["atom"])
+    depth = forced.depth or band.get("depth", 0)
+    return Choice(band["regime"], atom, blocks, band["threads"], depth, forced.staging_bytes)

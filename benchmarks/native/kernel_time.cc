@@ -1,6 +1,6 @@
 // Times the CUDA kernels alone: graphs of dependent calls on every GPU, launched together.
 //
-//   kernel_time OP REGIME BLOCKS THREADS BYTES...
+//   kernel_time OP REGIME ATOM DEPTH BLOCKS THREADS BYTES...
 //
 // Prints one line for each size: microseconds a call, median and extremes of the samples. BYTES is
 // the input of each rank. The buffers hold random numbers, and results are checked against the host
@@ -42,18 +42,25 @@ struct Rank {
 
 class Bench {
  public:
-  Bench(const std::string& op, const std::string& regime, int blocks, int threads, int64_t bytes)
+  Bench(const std::string& op, const std::string& regime, const std::string& atom, int depth,
+        int blocks, int threads, int64_t bytes)
       : row_(find_collective(op)),
         regime_(find_regime(regime)),
+        atom_(atom),
+        depth_(depth),
         blocks_(blocks),
         threads_(threads) {
     auto& domain = peer::Domain::start();
     world_ = static_cast<int>(domain.devices().size());
     items_ = bytes / 4 / world_ * world_;
     result_items_ = result_shape(kCollectives[row_], {items_}, world_, {0, 0})[0];
-    kernel_ =
-        find_kernel("generic", static_cast<Regime>(regime_), kCollectives[row_],
-                    kCollectives[row_].consume == Consume::kReduce ? "sum" : "", "float32", true);
+    kernel_ = find_kernel({atom_, static_cast<Regime>(regime_), kCollectives[row_].consume, "sum",
+                           "float32", true});
+    if (kernel_.function == nullptr) {
+      std::fprintf(stderr, "no kernel for %s in regime %s by Atom %s\n", op.c_str(), regime.c_str(),
+                   atom.c_str());
+      std::exit(2);
+    }
     std::vector<int> ordinals;
     std::vector<int64_t> partition;
     for (int r = 0; r < world_; ++r) ordinals.push_back(r), partition.push_back(r);
@@ -74,6 +81,8 @@ class Bench {
       rank.call.operand[0] = {reinterpret_cast<char*>(rank.src), reinterpret_cast<char*>(rank.dst),
                               derive(kCollectives[row_], {items_}, 4, world_, {0, 0})};
       domain.attach(partition, world_, ordinals, rank.call);
+      rank.call.staging_used = rank.call.capacity.staging_half;
+      rank.call.depth = depth_;
       const peer::Device& device = domain.device(r);
       rank.watch = {device.device_report, device.limits, device.calls, row_};
       ranks_.push_back(rank);
@@ -98,9 +107,9 @@ class Bench {
     std::vector<double> us;
     for (int i = 0; i < kSamples; ++i) us.push_back(replay());
     std::sort(us.begin(), us.end());
-    std::printf("%-12s %-13s %3d x %4d %12ld bytes %9.2f us (%.2f to %.2f) %8.1f GB/s\n",
-                std::string(kCollectives[row_].name).c_str(), kRegimeNames[regime_], blocks_,
-                threads_, static_cast<long>(items_ * 4), us[kSamples / 2], us.front(), us.back(),
+    std::printf("%-14s %-21s %-9s %d %3d x %4d %12ld bytes %9.2f us (%.2f to %.2f) %8.1f GB/s\n",
+                std::string(kCollectives[row_].name).c_str(), kRegimeNames[regime_],
+                atom_.c_str(), depth_, blocks_, threads_, static_cast<long>(items_ * 4), us[kSamples / 2], us.front(), us.back(),
                 items_ * 4 / us[kSamples / 2] / 1e3);
   }
 
@@ -163,10 +172,12 @@ class Bench {
     }
   }
 
-  const int row_, regime_, blocks_, threads_;
+  const int row_, regime_;
+  const std::string atom_;
+  const int depth_, blocks_, threads_;
   int world_;
   int64_t items_, result_items_;  // of one rank
-  const void* kernel_;
+  Kernel kernel_;
   std::vector<Rank> ranks_;
   std::vector<std::vector<float>> input_;
 };
@@ -175,13 +186,13 @@ class Bench {
 }  // namespace purlin
 
 int main(int argc, char** argv) {
-  if (argc < 6) {
-    std::fprintf(stderr, "usage: %s OP REGIME BLOCKS THREADS BYTES...\n", argv[0]);
+  if (argc < 8) {
+    std::fprintf(stderr, "usage: %s OP REGIME ATOM DEPTH BLOCKS THREADS BYTES...\n", argv[0]);
     return 2;
   }
-  for (int i = 5; i < argc; ++i) {
-    purlin::Bench bench(argv[1], argv[2], std::atoi(argv[3]), std::atoi(argv[4]),
-                        std::atoll(argv[i]));
+  for (int i = 7; i < argc; ++i) {
+    purlin::Bench bench(argv[1], argv[2], argv[3], std::atoi(argv[4]), std::atoi(argv[5]),
+                        std::atoi(argv[6]), std::atoll(argv[i]));
     bench.run();
   }
   return 0;

@@ -12,22 +12,37 @@
 //   Packet get_packet(const Packet* at)
 //       The matching access on the reading side; orders nothing else.
 //
+//   kLines                      whether it has lines; then also
+//   void put_line(Line* at, Pair, uint64_t flag), Pair get_line(const Line* at, uint64_t* flag)
+//       What each of kLineThreads neighbouring threads does with its piece of a line. Other ranks
+//       see the line whole or not at all; `flag` is the line's, and in the place of its last word.
+//
 //   Word load(const Word*)
 //       A load that starts where it stands in the program, so that it runs beside what follows.
 //
-//   kReduces<Item, Op>
-//       Whether the Atom has this reduction.
-//
-//   void copy(Block&, char* dst, const char* src, const Plan&, Range)
-//       The whole block copies the bytes [begin, end) of the box, counted in iteration order.
-//       `dst` and `src` are the boxes' first bytes. Every byte count and alignment works.
+//   void copy(Block&, const Moves&, const Plan&, Range)
+//       The whole block copies the bytes [begin, end) of each move's box, counted in iteration
+//       order, some of each in turn: far and near memory are then busy at once. Every byte count
+//       and alignment works.
 //   void reduce<T, Acc, Op>(Block&, char* dst, const char* const* src, int world, const Plan&,
 //   Range)
 //       The same range of `world` boxes, folded in ascending order starting from src[0] in the
 //       accumulator type and rounded once. `dst` may be one of the sources, if at the same place.
 //
+// On GPUs also, for kernels that a block runs with shared memory of its own:
+//   kName, kLeast               its name in policies, and the least compute capability (90: 9.0)
+//   int scratch_bytes(depth)    dynamic shared memory for `depth` stages
+//   void prepare(Block&)        once in a kernel, before anything else
+//
 // copy and reduce end without a barrier: SNAC places those. What a block reads was ordered before
 // by Block::await; what it writes is ordered by Block::sync and then Block::signal.
 #pragma once
 
+#include "atom/moves.h"
 #include "layout/plan.h"
+
+namespace purlin {
+
+inline constexpr int kMaxThreads = 512;  // of a block on a GPU
+
+}  // namespace purlin

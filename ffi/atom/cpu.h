@@ -18,8 +18,7 @@ struct CpuAtom {
   using Word = uint32_t;
   using Packet = uint64_t;  // payload below, flag above
 
-  template <class Item, class Op>
-  static constexpr bool kReduces = true;
+  static constexpr bool kLines = false;
 
   // Ranks that meet on the host have checked already that they run the same call: no tag.
   static uint64_t flag(uint64_t epoch, uint64_t /*tag*/) { return static_cast<uint32_t>(epoch); }
@@ -38,6 +37,12 @@ struct CpuAtom {
   static Packet get_packet(const Packet* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 
   static Word load(const Word* at) { return *at; }
+
+  template <class Block>
+  static void copy(Block& block, const Moves& moves, const Plan& plan, Range range) {
+    for (int i = 0; i < moves.count; ++i)
+      copy(block, moves.dst[moves.rank(i)], moves.src[moves.rank(i)], plan, range);
+  }
 
   template <class Block>
   static void copy(Block& block, char* dst, const char* src, const Plan& plan, Range range) {

@@ -1,26 +1,19 @@
-// The Atom of any GPU from sm_75: vector loads and stores, 16-byte packets.
+// The Atom of any GPU from sm_75: vector loads and stores, 16-byte packets, 128-byte lines.
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
+#include <cstring>
 
 #include "atom/atom.h"
 #include "atom/ptx.cuh"
+#include "layout/cursor.h"
 #include "layout/dtypes.h"
-#include "snac/tag.h"
+#include "atom/tag.h"
 
 namespace purlin {
 
-struct GenericAtom {
-  using Word = uint64_t;
-  using Packet = Pair;  // payload below, flag above
-
-  static constexpr const char* kName = "generic";
-
-  // So far: sums of float32 and bfloat16.
-  template <class Item, class Op>
-  static constexpr bool kReduces =
-      std::is_same_v<Op, Sum> && (std::is_same_v<Item, float> || std::is_same_v<Item, Bfloat16>);
+// How packets and lines are written and read on NVIDIA GPUs.
+struct CudaFlags : CudaForms {
   __device__ static uint64_t flag(uint64_t epoch, uint64_t tag) {
     return purlin::flag_of(epoch, tag);
   }
@@ -34,107 +27,227 @@ struct GenericAtom {
   }
   __device__ static Packet get_packet(const Packet* at) { return ptx::load_pair_relaxed_sys(at); }
 
+  // The last of the line's threads puts the flag in the place of its second word.
+  __device__ static void put_line(Line* at, Pair piece, uint64_t flag) {
+    const int lane = threadIdx.x % kLineThreads;
+    if (lane == kLineThreads - 1) piece.high = flag;
+    __syncwarp(line_mask());
+    ptx::store_piece_relaxed_sys(&at->piece[lane], piece);
+  }
+  __device__ static Pair get_line(const Line* at, uint64_t* flag) {
+    const int lane = threadIdx.x % kLineThreads;
+    __syncwarp(line_mask());
+    const Pair piece = ptx::load_piece_relaxed_sys(&at->piece[lane]);
+    *flag = __shfl_sync(line_mask(), piece.high, kLineThreads - 1, kLineThreads);
+    return piece;
+  }
+
   __device__ static Word load(const Word* at) { return ptx::load_word(at); }
 
+ private:
+  __device__ static uint32_t line_mask() {
+    return 0xffu << (threadIdx.x % 32 / kLineThreads * kLineThreads);
+  }
+};
+
+// Folds one accumulator after another.
+struct PlainMath {
+  template <class Op, class Acc, int n>
+  __device__ static void fold(Acc (&into)[n], const Acc (&next)[n]) {
+#pragma unroll
+    for (int k = 0; k < n; ++k) into[k] = Op::fold(into[k], next[k]);
+  }
+};
+
+// What a thread works with in copy and reduce. The functions that do the work are called, so that
+// they exist once for all kernels; they take values, so that nothing of the block need be in memory.
+struct Team {
+  int thread, threads;
   template <class Block>
-  __device__ static void copy(Block& block, char* dst, const char* src, const Plan& plan,
-                              Range range) {
-    switch (common_alignment(plan, range, dst, src)) {
-      case 16: return copy_as<uint4>(block, dst, src, plan, range);
-      case 8: return copy_as<uint2>(block, dst, src, plan, range);
-      case 4: return copy_as<uint32_t>(block, dst, src, plan, range);
-      case 2: return copy_as<uint16_t>(block, dst, src, plan, range);
-      default: return copy_as<uint8_t>(block, dst, src, plan, range);
-    }
+  __device__ explicit Team(const Block& block) : thread(block.thread()), threads(block.threads()) {}
+};
+
+// Loads and stores of up to sizeof(Widest) bytes.
+template <class Widest, class Math>
+struct LoadStore : CudaFlags {
+  static constexpr int scratch_bytes(int /*depth*/) { return 0; }
+  template <class Block>
+  __device__ static void prepare(Block&) {}
+
+  template <class Block>
+  __device__ static void copy(Block& block, const Moves& moves, const Plan& plan, Range range) {
+    copy_team(Team(block), moves, plan, range);
   }
 
   template <class T, class Acc, class Op, class Block>
   __device__ static void reduce(Block& block, char* dst, const char* const* src, int world,
                                 const Plan& plan, Range range) {
-    uint64_t all = 0;
-    for (int q = 0; q < world; ++q) all |= reinterpret_cast<uint64_t>(src[q]);
-    if (common_alignment(plan, range, dst, reinterpret_cast<const char*>(all)) == 16)
-      fold<T, Acc, Op, uint4>(block, dst, src, world, plan, range);
-    else
-      fold<T, Acc, Op, T>(block, dst, src, world, plan, range);
+    reduce_team<T, Acc, Op>(Team(block), dst, src, world, plan, range);
   }
 
- private:
-  static constexpr int kUnroll = 8;
+ protected:
+  static constexpr int kWidest = sizeof(Widest);
 
-  // The widest access, up to 16 bytes, that fits all rows on both sides.
-  __device__ static int common_alignment(const Plan& plan, Range range, const char* dst,
-                                         const char* src) {
-    uint64_t all =
-        reinterpret_cast<uint64_t>(dst) | reinterpret_cast<uint64_t>(src) | range.begin | range.end;
+  // The widest access that fits all rows of all boxes.
+  __device__ static int alignment(const Moves& moves, const Plan& plan, Range range) {
+    uint64_t all = range.begin | range.end;
+    for (int p = 0; p < moves.count; ++p) all |= address(moves.dst[p]) | address(moves.src[p]);
+    return alignment(all, plan);
+  }
+  __device__ static int alignment(uint64_t all, const Plan& plan) {
     if (!plan.contiguous()) {
       all |= plan.run;
       for (int d = 0; d < kMaxOuter; ++d) all |= plan.src_stride[d] | plan.dst_stride[d];
     }
-    all |= 16;
+    all |= kWidest;
     return static_cast<int>(all & -all);
   }
+  __device__ static uint64_t address(const char* at) { return reinterpret_cast<uint64_t>(at); }
 
-  template <class V, class Block>
-  __device__ static void copy_as(Block& block, char* dst, const char* src, const Plan& plan,
-                                 Range range) {
-    constexpr int64_t kBytes = sizeof(V);
-    const int64_t step = block.threads() * kBytes;
-    int64_t at = range.begin + block.thread() * kBytes;
-    for (; at + (kUnroll - 1) * step < range.end; at += kUnroll * step) {
-      V v[kUnroll];
+  // Items of a vector of each rank, folded and rounded.
+  template <class T, class Acc, class Op, class V>
+  struct Folded {
+    static constexpr int kItems = sizeof(V) / sizeof(T);
+    Acc acc[kItems];
+
+    __device__ void add(const V& v, bool first) {
+      T items[kItems];
+      memcpy(items, &v, sizeof items);
+      Acc next[kItems];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i)
-        v[i] = *reinterpret_cast<const V*>(src + plan.offset(plan.src_stride, at + i * step));
+      for (int k = 0; k < kItems; ++k) next[k] = widen(items[k]);
+      if (!first) {
+        Math::template fold<Op>(acc, next);
+        return;
+      }
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i)
-        *reinterpret_cast<V*>(dst + plan.offset(plan.dst_stride, at + i * step)) = v[i];
+      for (int k = 0; k < kItems; ++k) acc[k] = next[k];
     }
-    for (; at < range.end; at += step)
-      *reinterpret_cast<V*>(dst + plan.offset(plan.dst_stride, at)) =
-          *reinterpret_cast<const V*>(src + plan.offset(plan.src_stride, at));
+    __device__ V result() const {
+      T items[kItems];
+#pragma unroll
+      for (int k = 0; k < kItems; ++k) items[k] = narrow<T>(acc[k]);
+      V v;
+      memcpy(&v, items, sizeof v);
+      return v;
+    }
+  };
+
+  __device__ __noinline__ static void copy_team(Team team, const Moves& moves, const Plan& plan,
+                                                Range range) {
+    if (range.begin >= range.end) return;
+    if (plan.contiguous() && alignment(moves, plan, {range.begin, 0}) == kWidest) {
+      const Range whole = {range.begin, range.end / kWidest * kWidest};
+      copy_runs(team, moves, whole);
+      range.begin = whole.end > range.begin ? whole.end : range.begin;
+    }
+    switch (alignment(moves, plan, range)) {
+      case 1: return copy_boxes<uint8_t>(team, moves, plan, range);
+      case 2: return copy_boxes<uint16_t>(team, moves, plan, range);
+      case 4:
+      case 8: return copy_boxes<uint32_t>(team, moves, plan, range);
+      default: return copy_boxes<uint4>(team, moves, plan, range);
+    }
   }
 
-  // V holds one or more items. Several V of all ranks are in flight before the first is folded.
-  template <class T, class Acc, class Op, class V, class Block>
-  __device__ static void fold(Block& block, char* dst, const char* const* src, int world,
+  template <class T, class Acc, class Op>
+  __device__ __noinline__ static void reduce_team(Team team, char* dst, const char* const* src,
+                                                  int world, const Plan& plan, Range range) {
+    if (range.begin >= range.end) return;
+    uint64_t all = address(dst) | range.begin | range.end;
+    for (int q = 0; q < world; ++q) all |= address(src[q]);
+    const int width = alignment(all, plan);
+    if (width == kWidest)
+      fold<T, Acc, Op, Widest>(team, dst, src, world, plan, range);
+    else
+      fold<T, Acc, Op, T>(team, dst, src, world, plan, range);
+  }
+
+ private:
+  __device__ static void copy_runs(Team team, const Moves& moves, Range range) {
+    using V = Widest;
+    constexpr int kFly = 128 / sizeof(V);  // loads that a thread starts before the first store
+    const int64_t step = team.threads * static_cast<int64_t>(sizeof(V));
+    int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
+    for (; at + (kFly - 1) * step < range.end; at += kFly * step)
+      for (int m = 0; m < moves.count; ++m) {
+        const char* src = moves.src[moves.rank(m)] + at;
+        char* dst = moves.dst[moves.rank(m)] + at;
+        V v[kFly];
+#pragma unroll
+        for (int i = 0; i < kFly; ++i) v[i] = ptx::load<V>(src + i * step);
+#pragma unroll
+        for (int i = 0; i < kFly; ++i) ptx::store(dst + i * step, v[i]);
+      }
+#pragma unroll 1
+    for (; at < range.end; at += step)
+      for (int m = 0; m < moves.count; ++m)
+        ptx::store(moves.dst[moves.rank(m)] + at, ptx::load<V>(moves.src[moves.rank(m)] + at));
+  }
+
+  template <class V>
+  __device__ static void copy_boxes(Team team, const Moves& moves, const Plan& plan, Range range) {
+    constexpr int kFly = sizeof(V) >= 16 ? 4 : 1;  // the others are rare
+    const int64_t step = team.threads * static_cast<int64_t>(sizeof(V));
+    int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
+    if (at >= range.end) return;
+    Cursor cursor(plan, at, step);
+    while (at < range.end) {
+      int64_t from[kFly], to[kFly];
+#pragma unroll
+      for (int i = 0; i < kFly; ++i, cursor.next()) from[i] = cursor.src(), to[i] = cursor.dst();
+      for (int m = 0; m < moves.count; ++m) {
+        const char* src = moves.src[moves.rank(m)];
+        char* dst = moves.dst[moves.rank(m)];
+        V v[kFly];
+#pragma unroll
+        for (int i = 0; i < kFly; ++i)
+          if (at + i * step < range.end) v[i] = ptx::load<V>(src + from[i]);
+#pragma unroll
+        for (int i = 0; i < kFly; ++i)
+          if (at + i * step < range.end) ptx::store(dst + to[i], v[i]);
+      }
+      at += kFly * step;
+    }
+  }
+
+  // V holds one or more items. Several V of a rank are in flight before the first is folded.
+  template <class T, class Acc, class Op, class V>
+  __device__ static void fold(Team team, char* dst, const char* const* src, int world,
                               const Plan& plan, Range range) {
-    constexpr int64_t kBytes = sizeof(V);
-    constexpr int kItems = sizeof(V) / sizeof(T);
-    constexpr int kFly = 4;
-    const int64_t step = block.threads() * kBytes;
-    for (int64_t at = range.begin + block.thread() * kBytes; at < range.end; at += kFly * step) {
-      Acc acc[kFly][kItems];
+    constexpr int kFly = sizeof(V) == 16 ? 4 : sizeof(V) > 16 ? 2 : 1;
+    const int64_t step = team.threads * static_cast<int64_t>(sizeof(V));
+    int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
+    if (at >= range.end) return;
+    const bool run = plan.contiguous();
+    Cursor cursor(plan, at, step);
+    for (; at < range.end; at += kFly * step) {
+      int64_t from[kFly], to[kFly];
+#pragma unroll
+      for (int i = 0; i < kFly; ++i) {
+        from[i] = run ? at + i * step : cursor.src();
+        to[i] = run ? at + i * step : cursor.dst();
+        if (!run) cursor.next();
+      }
+      Folded<T, Acc, Op, V> folded[kFly];
       for (int q = 0; q < world; ++q) {
         V v[kFly];
 #pragma unroll
         for (int i = 0; i < kFly; ++i)
-          if (at + i * step < range.end)
-            v[i] =
-                *reinterpret_cast<const V*>(src[q] + plan.offset(plan.src_stride, at + i * step));
+          if (at + i * step < range.end) v[i] = ptx::load<V>(src[q] + from[i]);
 #pragma unroll
-        for (int i = 0; i < kFly; ++i) {
-          T items[kItems];
-          memcpy(items, &v[i], sizeof items);
-#pragma unroll
-          for (int k = 0; k < kItems; ++k) {
-            const Acc next = widen(items[k]);
-            acc[i][k] = q == 0 ? next : Op::fold(acc[i][k], next);
-          }
-        }
+        for (int i = 0; i < kFly; ++i) folded[i].add(v[i], q == 0);
       }
 #pragma unroll
-      for (int i = 0; i < kFly; ++i) {
-        if (at + i * step >= range.end) break;
-        T items[kItems];
-#pragma unroll
-        for (int k = 0; k < kItems; ++k) items[k] = narrow<T>(acc[i][k]);
-        V v;
-        memcpy(&v, items, sizeof v);
-        *reinterpret_cast<V*>(dst + plan.offset(plan.dst_stride, at + i * step)) = v;
-      }
+      for (int i = 0; i < kFly; ++i)
+        if (at + i * step < range.end) ptx::store(dst + to[i], folded[i].result());
     }
   }
+};
+
+struct GenericAtom : LoadStore<uint4, PlainMath> {
+  static constexpr const char* kName = "generic";
+  static constexpr int kLeast = 75;
 };
 
 }  // namespace purlin

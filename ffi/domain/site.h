@@ -17,6 +17,7 @@ struct Site {
   Regime regime = Regime::kMeet;
   int blocks = 0;             // of each rank; 0: the domain's choice by size
   int threads = 0;            // of each block; 0: the domain's choice
+  int depth = 0;              // stages of the Atom's ring; 0: as many as it has
   int64_t staging_bytes = 0;  // of one half that the call may use; 0: all of it
   int world = 1;
   std::vector<int64_t> partition;      // logical devices of all groups, one group after another

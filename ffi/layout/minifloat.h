@@ -6,6 +6,10 @@
 
 #include "layout/host_device.h"
 
+#if defined(__CUDACC__)
+#include <cuda_fp16.h>
+#endif
+
 namespace purlin {
 
 // What the largest codes stand for.
@@ -59,6 +63,9 @@ PURLIN_HD constexpr uint32_t power_of_two(int e) { return static_cast<uint32_t>(
 template <class Bits, int mantissa, int bias, Special special>
 PURLIN_HD float widen(MiniFloat<Bits, mantissa, bias, special> x) {
   using Mini = MiniFloat<Bits, mantissa, bias, special>;
+#if defined(__CUDA_ARCH__)
+  if constexpr (mantissa == 10) return __half2float(__ushort_as_half(x.bits));
+#endif
   if constexpr (bias == 127) {
     return float_of_bits(static_cast<uint32_t>(x.bits) << 16);
   } else {
@@ -94,6 +101,9 @@ PURLIN_HD Mini nan_of(uint32_t sign) {
 template <class Mini>
 PURLIN_HD Mini narrow_mini(float x) {
   using Bits = decltype(Mini::bits);
+#if defined(__CUDA_ARCH__)
+  if constexpr (Mini::kMantissa == 10) return {__half_as_ushort(__float2half_rn(x))};
+#endif
   const uint32_t bits = bits_of_float(x);
   const uint32_t sign = (bits >> 31) != 0 ? Mini::kSign : 0;
   const uint32_t magnitude = bits & 0x7fffffffu;

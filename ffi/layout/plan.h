@@ -56,6 +56,12 @@ struct Plan {
     return wide_offset(*this, stride, linear);
   }
 
+  // The same for any box, by a call.
+  PURLIN_COLD_HD static int64_t wide_offset(const Plan& plan, const int64_t (&stride)[kMaxOuter],
+                                            uint64_t linear) {
+    return plan.offset_as<uint64_t>(stride, linear);
+  }
+
  private:
   PURLIN_HD void pack(int64_t (&stride)[kMaxOuter]) const {
     stride[2] = run;
@@ -74,10 +80,6 @@ struct Plan {
     const Index outer = rest / static_cast<Index>(extent[1]);
     return inner * stride[2] + middle * stride[1] + outer * stride[0];
   }
-  PURLIN_COLD_HD static int64_t wide_offset(const Plan& plan, const int64_t (&stride)[kMaxOuter],
-                                            uint64_t linear) {
-    return plan.offset_as<uint64_t>(stride, linear);
-  }
   template <class Index>
   PURLIN_HD int64_t offset_as(const int64_t (&stride)[kMaxOuter], Index linear) const {
     const Index width = static_cast<Index>(run);
@@ -93,7 +95,7 @@ struct Range {
   int64_t end = 0;
 };
 
-PURLIN_HD inline Range share(int64_t bytes, int64_t unit, int64_t count, int64_t index) {
+PURLIN_COLD_HD inline Range share(int64_t bytes, int64_t unit, int64_t count, int64_t index) {
   const int64_t units = (bytes + unit - 1) / unit;
   const int64_t base = units / count;
   const int64_t extra = units % count;

@@ -21,18 +21,18 @@ struct Call {
   int32_t world = 1;
   int32_t operands = 0;
   uint32_t tag = 0;             // of the call site: ranks that run different calls must not meet
-  int32_t packet_capacity = 0;  // packets from one source in one half
+  Capacity capacity;
   Window<Packet> window[kMaxRanks];
   Operand operand[kMaxOperands];
-  int64_t staging_half = 0;  // bytes of one half of the staging
-  int64_t staging_used = 0;  // of them, those that this call may use
+  int64_t staging_used = 0;  // bytes of one half of the staging that this call may use
+  int32_t depth = 0;         // stages of the Atom's ring; 0: as many as it has
+  int32_t fold = 0;          // number of a reduction whose types are known as it runs
+  int32_t item_bytes = 1;    // of its elements
 
   PURLIN_HD Control& control() const { return window[rank].control(); }
   // The part of rank q's staging that belongs to `epoch`.
   PURLIN_HD char* staging(int q, uint64_t epoch) const {
-    return window[q].base + Window<Packet>::kControlBytes +
-           Window<Packet>::packet_bytes(world, packet_capacity) +
-           static_cast<int64_t>(epoch & 1) * staging_half;
+    return window[q].staging(epoch, world, capacity);
   }
   PURLIN_HD int peer(int step) const {
     const int p = rank + step;  // step is at most world

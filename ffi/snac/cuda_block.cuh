@@ -5,7 +5,7 @@
 
 #include "atom/ptx.cuh"
 #include "snac/call.h"
-#include "snac/tag.h"
+#include "atom/tag.h"
 #include "snac/watch.h"
 
 namespace purlin {
@@ -15,7 +15,10 @@ struct CudaShared {
     const char* from[kMaxOperands][kMaxRanks];
     char* to[kMaxOperands][kMaxRanks];
   };
+  const char* results[kMaxOperands][kMaxRanks];
 };
+
+extern __shared__ Line cuda_scratch[];
 
 template <class Packet>
 class CudaBlock {
@@ -33,6 +36,10 @@ class CudaBlock {
   __device__ int threads() const { return blockDim.x; }
   __device__ CudaShared& shared() { return shared_; }
   __device__ void sync() const { __syncthreads(); }
+
+  // Memory of the block for its Atom, enough for as many stages.
+  __device__ char* scratch() const { return reinterpret_cast<char*>(cuda_scratch); }
+  __device__ int depth() const { return call_.depth; }
 
   // Counts the call.
   __device__ void record() const {

@@ -15,6 +15,7 @@ class HostShared {
   explicit HostShared(int threads) : threads_(threads) {}
 
   const char* from[kMaxOperands][kMaxRanks] = {};
+  const char* results[kMaxOperands][kMaxRanks] = {};
   char* to[kMaxOperands][kMaxRanks] = {};
 
   // A sense-reversing barrier that yields: blocks may outnumber the cores.

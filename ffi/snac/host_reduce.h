@@ -32,9 +32,9 @@ struct HostReduce {
     CpuAtom::reduce(block, fold, item_bytes, operand.dst, from, call.world, operand.plan, part);
   }
 
-  template <template <class, class> class View, class Block, class Packet>
+  template <class Form, template <class, class> class View, class Block, class Packet>
   void unpack(Block& block, const Call<Packet>& call, const Operand& operand, uint64_t epoch,
-              int first_packet, bool, Word) const {
+              int first_packet, bool, const typename Form::Unit&) const {
     const Plan& plan = operand.plan;
     const int together = words();
     const int units = (View<Word, char>::count(plan) + together - 1) / together;
@@ -47,8 +47,9 @@ struct HostReduce {
       const char* from[kMaxRanks];
       for (int j = 0; j < together; ++j) {
         const int i = u * together + j;
-        for_each_rank<Atom>(block, call, epoch, first_packet + i, own.template load<Atom>(i),
-                            [&](int q, Word word) { words[q][j] = word; });
+        for_each_rank<Form, Atom>(
+            block, call, epoch, first_packet + i, {own.template load<Atom>(i)},
+            [&](int q, const typename Form::Unit& unit) { words[q][j] = unit.word[0]; });
       }
       for (int q = 0; q < call.world; ++q) from[q] = reinterpret_cast<const char*>(words[q]);
       fold(reinterpret_cast<char*>(result), from, call.world, 0, together * kWord / item_bytes);

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "snac/call.h"
-#include "snac/tag.h"
+#include "atom/tag.h"
 
 namespace purlin {
 

@@ -5,19 +5,23 @@
 #include <string_view>
 
 #include "layout/collectives.h"
+#include "layout/host_device.h"
 
 namespace purlin {
 
 enum class Regime : uint8_t {
   kMeet,
   kPacket,
+  kLine,
   kStaged,
   kZeroStaging,
   kZeroStagingPush,
   kComposed,
+  kZeroStagingComposed,
 };
 inline constexpr const char* kRegimeNames[] = {
-    "meet", "packet", "staged", "zero_staging", "zero_staging_push", "composed"};
+    "meet",         "packet",            "line",     "staged",
+    "zero_staging", "zero_staging_push", "composed", "zero_staging_composed"};
 inline constexpr int kNumRegimes = sizeof(kRegimeNames) / sizeof(kRegimeNames[0]);
 
 // Number of the regime called `name`, or -1.
@@ -30,13 +34,19 @@ inline int find_regime(std::string_view name) {
 // Whether a regime makes sense for a collective.
 constexpr bool fits(Regime regime, const Collective& row) {
   if (regime == Regime::kZeroStagingPush) return row.consume == Consume::kCopy;
-  if (regime == Regime::kComposed) return row.is_uniform();
+  if (regime == Regime::kComposed || regime == Regime::kZeroStagingComposed)
+    return row.is_uniform();
   return true;
 }
 
 // Whether data goes through the staging of the windows.
 constexpr bool is_staged(Regime regime) {
   return regime == Regime::kStaged || regime == Regime::kComposed;
+}
+
+// Whether data and flags travel together, in words of eight bytes on GPUs.
+PURLIN_HD constexpr bool is_flagged(Regime regime) {
+  return regime == Regime::kPacket || regime == Regime::kLine;
 }
 
 // Whether a collective whose result lies where its input did may overwrite it: nobody reads an

@@ -53,8 +53,7 @@ class Sends {
     PURLIN_UNROLLED
     for (int j = 0; j < kTogether; ++j) {
       if (step_ + j >= call_.world) break;
-      Packet* row = call_.window[call_.peer(step_ + j)].row(epoch, call_.rank, call_.world,
-                                                            call_.packet_capacity);
+      Packet* row = Packets<Atom>::row(call_, call_.peer(step_ + j), call_.rank, epoch);
       Atom::put_packet(row + first_ + i_, Atom::make_packet(words[j], epoch, call_.tag));
     }
   }
@@ -115,9 +114,41 @@ PURLIN_RANK void packet(Block& block, const Call<typename Atom::Packet>& call,
 
   int first = 0;
   for (int o = 0; o < call.operands; ++o) {
-    consumer.template unpack<View>(block, call, call.operand[o], epoch, first, ahead && o == 0,
-                                   own);
+    consumer.template unpack<Packets<Atom>, View>(block, call, call.operand[o], epoch, first,
+                                                  ahead && o == 0, {own});
     first += View<Word, char>::count(call.operand[o].plan);
+  }
+}
+
+// Small, but more than a few packets: the same in lines of fifteen words.
+template <class Atom, template <class, class> class View, class Consumer, class Block>
+PURLIN_RANK void line(Block& block, const Call<typename Atom::Packet>& call,
+                      const Consumer& consumer = Consumer()) {
+  using Word = typename Atom::Word;
+  using Form = Lines<Atom>;
+  const Stride<Block> stride(block);
+  const uint64_t epoch = enter(block, call);
+  int first = 0;
+  for (int o = 0; o < call.operands; ++o) {
+    const Operand& operand = call.operand[o];
+    const int words = View<Word, char>::count(operand.plan);
+    for (int u = stride.first; u < Form::units(words); u += stride.step)
+      for (int step = 1; step < call.world; ++step) {
+        const int p = call.peer(step);
+        const View<Word, const char> box(operand.src + p * operand.plan.src_step, operand.plan,
+                                         operand.plan.src_stride);
+        Form::put(Form::row(call, p, call.rank, epoch) + first + Form::place(u),
+                  Form::load(box, u, words), epoch, call.tag);
+      }
+    first += Form::places(words);
+  }
+  block.sync();
+  leave(block, call, epoch);
+
+  first = 0;
+  for (int o = 0; o < call.operands; ++o) {
+    consumer.template unpack<Form, View>(block, call, call.operand[o], epoch, first, false, {});
+    first += Form::places(View<Word, char>::count(call.operand[o].plan));
   }
 }
 
@@ -161,13 +192,48 @@ PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packe
   leave(block, call, epoch);
   for (int o = 0; o < call.operands; ++o) {
     const Plan& plan = call.operand[o].plan;
-    for (int step = 1; step <= call.world; ++step) {  // the own block comes last
-      const int p = call.peer(step);
-      Atom::copy(block, to[o][p], call.operand[o].src + p * plan.src_step, plan,
-                 own_part(block, plan));
-    }
+    const Moves moves = {
+        {to[o], nullptr, 0}, {nullptr, call.operand[o].src, plan.src_step}, call.peer(1), call.world};
+    Atom::copy(block, moves, plan, own_part(block, plan));
   }
   part(block, call, epoch);
+}
+
+// all_reduce as a reduce_scatter (head) and an all_gather (tail) between the ranks' own arrays:
+// rank p reduces piece p into its result, and all read it from there.
+template <class Atom, class Consumer, class Block>
+PURLIN_RANK void zero_staging_composed(Block& block, const Call<typename Atom::Packet>& call,
+                                       const Consumer& consumer = Consumer()) {
+  const uint64_t epoch = enter(block, call);
+  auto& from = block.shared().from;
+  auto& results = block.shared().results;
+  const auto mine = [&](int w) {
+    const Operand& operand = call.operand[w / 2];
+    return reinterpret_cast<uint64_t>(w % 2 == 0 ? operand.src : operand.dst);
+  };
+  const auto place = [&](int w, int p, uint64_t address) {
+    (w % 2 == 0 ? from : results)[w / 2][p] = reinterpret_cast<const char*>(address);
+  };
+  if (block.thread() == 0)
+    for (int w = 0; w < 2 * call.operands; ++w) place(w, call.rank, mine(w));
+  exchange(block, call, epoch, 2 * call.operands, mine, place);
+  block.sync();
+  const auto piece = [&](int o, int p) {
+    const Range whole = share(call.operand[o].plan.bytes(), kShareUnit, call.world, p);
+    const Range own = share(whole.end - whole.begin, kShareUnit, block.count(), block.index());
+    return Range{whole.begin + own.begin, whole.begin + own.end};
+  };
+  for (int o = 0; o < call.operands; ++o)
+    consumer.pull(block, call, call.operand[o], from[o], piece(o, call.rank));
+  await_peers(block, call, epoch + 1);
+  leave(block, call, epoch + 1);
+  for (int o = 0; o < call.operands; ++o)
+    for (int step = 1; step < call.world; ++step) {
+      const int p = call.peer(step);
+      Atom::copy(block, one_move(call.operand[o].dst, results[o][p]), call.operand[o].plan,
+                 piece(o, p));
+    }
+  part(block, call, epoch + 1);
 }
 
 // Any of the regimes above, chosen as it runs: for hosts and tests, since it holds the code of all.
@@ -179,10 +245,18 @@ PURLIN_RANK void run_waiting(Block& block, Regime regime, bool flat,
     case Regime::kPacket:
       if (flat) return packet<Atom, FlatWords>(block, call, consumer);
       return packet<Atom, Words>(block, call, consumer);
+    case Regime::kLine:
+      if constexpr (Atom::kLines) {
+        if (flat) return line<Atom, FlatWords>(block, call, consumer);
+        return line<Atom, Words>(block, call, consumer);
+      }
+      break;
     case Regime::kStaged: return staged<Atom>(block, call, consumer);
     case Regime::kZeroStaging: return zero_staging<Atom>(block, call, consumer);
     case Regime::kZeroStagingPush: return zero_staging_push<Atom>(block, call);
     case Regime::kComposed: return composed<Atom>(block, call, consumer);
+    case Regime::kZeroStagingComposed:
+      return zero_staging_composed<Atom>(block, call, consumer);
   }
 }
 
@@ -208,7 +282,7 @@ PURLIN_RANK void meet_once(Block& block, const Call<Packet>& first, const Consum
     const Range part = own_part(block, plan);
     consumer.pull(block, first, first.operand[o], from[o], part);
     for (int r = 1; r < first.world; ++r)
-      Atom::copy(block, results[o][r], first.operand[o].dst, plan, part);
+      Atom::copy(block, one_move(results[o][r], first.operand[o].dst), plan, part);
   }
 }
 

@@ -32,7 +32,7 @@ inline PURLIN_HD int64_t part_bytes(int64_t staging, int blocks) {
 }
 
 // For `boxes[o]` boxes of at most bytes[o] bytes in each operand, shared by `blocks` blocks.
-inline PURLIN_HD Rounds divide(int operands, const int64_t* bytes, const int* boxes, int blocks,
+PURLIN_COLD_HD inline Rounds divide(int operands, const int64_t* bytes, const int* boxes, int blocks,
                                int64_t staging) {
   Rounds rounds;
   int64_t all = 0, least = 0, share_of[kMaxOperands] = {};
@@ -123,9 +123,11 @@ PURLIN_RANK void staged(Block& block, const Call<typename Atom::Packet>& call,
       const Plan plan = operand.plan.packed_destination();
       const Range slice = staging.slice({0, plan.bytes()}, o, k);
       const int boxes = plan.src_step != 0 ? call.world : 1;
-      for (int p = 0; p < boxes; ++p)
-        Atom::copy(block, staging.box(call.rank, epoch, o, p, slice),
-                   operand.src + p * plan.src_step, plan, slice);
+      const Moves moves = {{nullptr, staging.box(call.rank, epoch, o, 0, slice), rounds.chunk[o]},
+                           {nullptr, operand.src, plan.src_step},
+                           0,
+                           boxes};
+      Atom::copy(block, moves, plan, slice);
     }
     await_peers(block, call, epoch);
     for (int o = 0; o < call.operands; ++o) {
@@ -156,7 +158,8 @@ PURLIN_RANK void composed(Block& block, const Call<typename Atom::Packet>& call,
     for (int o = 0; o < call.operands; ++o)
       for (int p = 0; p < call.world; ++p) {
         const Range slice = staging.slice(piece(o, p), o, k);
-        Atom::copy(block, staging.box(call.rank, epoch, o, p, slice), call.operand[o].src,
+        Atom::copy(block,
+                   one_move(staging.box(call.rank, epoch, o, p, slice), call.operand[o].src),
                    call.operand[o].plan, slice);
       }
     await_peers(block, call, epoch);
@@ -174,7 +177,7 @@ PURLIN_RANK void composed(Block& block, const Call<typename Atom::Packet>& call,
       for (int step = 1; step <= call.world; ++step) {
         const int q = call.peer(step);
         const Range slice = staging.slice(piece(o, q), o, k);
-        Atom::copy(block, call.operand[o].dst, staging.box(q, epoch, o, 0, slice),
+        Atom::copy(block, one_move(call.operand[o].dst, staging.box(q, epoch, o, 0, slice)),
                    call.operand[o].plan, slice);
       }
     ++epoch;

@@ -38,9 +38,8 @@ struct SleepyAtom : CpuAtom {
 using CpuCall = Call<CpuAtom::Packet>;
 using CpuWindow = Window<CpuAtom::Packet>;
 
-constexpr int64_t kCapacity = 4096;        // packets
-constexpr int64_t kStagingHalf = 1 << 18;  // bytes
-constexpr int kCallsPerOwner = 97;         // then windows change hands
+constexpr Capacity kCapacity = {4096, 0, 1 << 18};
+constexpr int kCallsPerOwner = 97;  // then windows change hands
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kStreams = false;  // the sanitizer sees no order in stores past the caches
@@ -58,7 +57,7 @@ struct Rank {
 class Windows {
  public:
   explicit Windows(int ranks) : bases_(ranks) {
-    const int64_t bytes = CpuWindow::bytes(ranks, kCapacity, kStagingHalf);
+    const int64_t bytes = CpuWindow::bytes(ranks, kCapacity);
     for (auto& base : bases_) base.reset(new (std::align_val_t(64)) char[bytes]());
   }
   CpuWindow of(int rank) const { return {bases_[rank].get()}; }
@@ -120,7 +119,7 @@ class Stress {
         if (r == 0 && first) change_hands();
         everybody_.sync();
       }
-      const Job job = choose(n, world_, blocks_);
+      const Job job = choose(n, world_, blocks_, CpuAtom::kLines);
       const CpuCall call = make_call(job, n, r);
       if (first) fill(job, n, r);
       rank.gate->sync();
@@ -148,9 +147,8 @@ class Stress {
     call.world = job.world;
     call.operands = job.operands;
     call.tag = n % 7 + 1;
-    call.packet_capacity = kCapacity;
-    call.staging_half = kStagingHalf;
-    call.staging_used = job.staging > 0 ? job.staging : kStagingHalf;
+    call.capacity = kCapacity;
+    call.staging_used = job.staging > 0 ? job.staging : kCapacity.staging_half;
     for (int o = 0; o < job.operands; ++o) {
       Rank& rank = ranks_[r];
       const auto& shape = job.shape[o];
@@ -172,7 +170,7 @@ class Stress {
       const Operand& operand = call.operand[o];
       flat = flat && is_flat<CpuAtom::Word>(operand.src, operand.dst, operand.plan);
     }
-    const bool fits = job.regime != Regime::kPacket || packets <= kCapacity;
+    const bool fits = job.regime != Regime::kPacket || packets <= kCapacity.packets;
     with_host_consumer<SleepyAtom>(kCollectives[job.row], "sum", job.dtype(), [&](auto consumer) {
       run_waiting<SleepyAtom>(block, fits ? job.regime : Regime::kStaged, flat, call, consumer);
     });

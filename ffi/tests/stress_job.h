@@ -12,7 +12,7 @@
 #include "layout/dtypes.h"
 #include "snac/call.h"
 #include "snac/regime.h"
-#include "snac/tag.h"
+#include "atom/tag.h"
 
 namespace purlin {
 
@@ -23,9 +23,9 @@ struct Shape {
   Axes axes;
 };
 
-// Elements that a job moves: floats whose sums are exact, or integers that look like flags and
+// Elements that a job moves: numbers whose sums are exact, or integers that look like flags and
 // packets of the calls around (copies alone).
-enum class Items { kFloat, kHalf, kFlags };
+enum class Items { kFloat, kHalf, kShort, kFlags };
 
 // Who talks to whom: all ranks, two halves, or those of even and of odd number.
 enum class Partition { kAll, kHalves, kParity };
@@ -59,10 +59,12 @@ struct Job {
     return partition == Partition::kHalves ? group * (all / 2) + rank : rank * 2 + group;
   }
   // What find_fold and with_consumer call the elements.
-  const char* dtype() const { return items == Items::kHalf ? "bfloat16" : "float32"; }
+  const char* dtype() const {
+    return items == Items::kHalf ? "bfloat16" : items == Items::kShort ? "int16" : "float32";
+  }
 };
 
-inline Job choose(uint64_t seed, int ranks, int blocks) {
+inline Job choose(uint64_t seed, int ranks, int blocks, bool lines) {
   std::mt19937_64 random(seed);
   auto pick = [&](int n) { return static_cast<int>(random() % n); };
   Job job;
@@ -71,8 +73,8 @@ inline Job choose(uint64_t seed, int ranks, int blocks) {
   do {
     job.regime =
         static_cast<Regime>(1 + pick(kNumRegimes - 1));  // all but kMeet, which never waits
-  } while (!fits(job.regime, row));
-  job.items = static_cast<Items>(pick(row.consume == Consume::kCopy ? 3 : 2));
+  } while (!fits(job.regime, row) || (job.regime == Regime::kLine && !lines));
+  job.items = static_cast<Items>(pick(row.consume == Consume::kCopy ? 4 : 3));
   job.partition = static_cast<Partition>(ranks % 2 == 0 ? pick(kNumPartitions) : 0);
   job.world = job.partition == Partition::kAll ? ranks : ranks / 2;
   job.blocks = 1 + pick(blocks);
@@ -100,7 +102,7 @@ inline int64_t items_of(const std::vector<int64_t>& shape) {
 }
 
 inline int64_t item_bytes(const Job& job) {
-  return job.items == Items::kFlags ? 8 : job.items == Items::kHalf ? 2 : 4;
+  return job.items == Items::kFlags ? 8 : job.items == Items::kFloat ? 4 : 2;
 }
 
 // Value of an element. Small integers: their sums are exact in every order and in bf16 (up to 16
@@ -117,6 +119,7 @@ inline int64_t get_item(const Job& job, const char* at, int64_t i) {
   switch (job.items) {
     case Items::kFlags: return reinterpret_cast<const int64_t*>(at)[i];
     case Items::kHalf: return static_cast<int64_t>(widen(reinterpret_cast<const Bfloat16*>(at)[i]));
+    case Items::kShort: return reinterpret_cast<const int16_t*>(at)[i];
     case Items::kFloat: break;
   }
   return static_cast<int64_t>(reinterpret_cast<const float*>(at)[i]);
@@ -132,6 +135,7 @@ inline void fill_input(const Job& job, int n, int o, int r, char* at) {
       case Items::kHalf:
         reinterpret_cast<Bfloat16*>(at)[i] = narrow<Bfloat16>(static_cast<float>(v));
         break;
+      case Items::kShort: reinterpret_cast<int16_t*>(at)[i] = static_cast<int16_t>(v); break;
       case Items::kFloat: reinterpret_cast<float*>(at)[i] = static_cast<float>(v);
     }
   }

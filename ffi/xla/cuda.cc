@@ -13,7 +13,8 @@
 #include "domain/peer/watcher.h"
 #include "domain/site.h"
 #include "snac/kernels.h"
-#include "snac/tag.h"
+#include "snac/refuse.h"
+#include "atom/tag.h"
 #include "xla/operands.h"
 #include "xla/site.h"
 
@@ -23,7 +24,7 @@ namespace {
 struct CudaSite {
   static ffi::TypeId id;
   explicit CudaSite(Site given) : site(std::move(given)), kernels{find(false), find(true)} {
-    if (kernels[0] == nullptr)
+    if (kernels[0].function == nullptr)
       throw std::invalid_argument("no kernel for " + std::string(site.collective().name) + " " +
                                   site.reduce + " " + site.dtype + " in regime " +
                                   kRegimeNames[static_cast<int>(site.regime)] + " by Atom " +
@@ -31,12 +32,13 @@ struct CudaSite {
     peer::name_site(tag_of(site.tag), std::string(site.collective().name) + " in " + site.text);
   }
 
-  const void* find(bool flat) const {
-    return find_kernel(site.atom, site.regime, site.collective(), site.reduce, site.dtype, flat);
+  Kernel find(bool flat) const {
+    return find_kernel({site.atom, site.regime, site.collective().consume, site.reduce, site.dtype,
+                        flat});
   }
 
   const Site site;
-  const void* const kernels[2];  // for any boxes, for flat ones
+  const Kernel kernels[2];  // for any boxes, for flat ones
 
   // What does not change between the calls of a device.
   struct Ready {
@@ -67,8 +69,11 @@ CudaSite::Ready prepare(const Site& site, int ordinal) {
   CudaSite::Ready ready;
   ready.call.rank = position - first;
   ready.call.world = site.world;
+  ready.call.depth = site.depth;
   ready.call.tag = static_cast<uint32_t>(tag_of(site.tag));
   domain.attach(partition, site.world, group, ready.call);
+  const int64_t half = ready.call.capacity.staging_half;
+  ready.call.staging_used = site.staging_bytes > 0 ? std::min(site.staging_bytes, half) : half;
   const peer::Device& device = domain.device(ordinal);
   ready.watch = {device.device_report, device.limits,
                  device.calls + site.row * kNumRegimes + static_cast<int>(site.regime), site.row};
@@ -90,20 +95,17 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
     }
     CudaCall& call = ready.call;
     call.operands = static_cast<int>(buffers.plans.size());
-    int64_t bytes = 0, packets = 0;
+    call.item_bytes = buffers.item_bytes;
+    int64_t bytes = 0;
     for (int o = 0; o < call.operands; ++o) {
       call.operand[o] = {buffers.src[o], buffers.dst[o], buffers.plans[o]};
       bytes += buffers.plans[o].bytes();
-      packets += packets_of(buffers.plans[o]);
     }
     if (bytes == 0) return ffi::Error::Success();
-    if (site.regime == Regime::kPacket && packets > call.packet_capacity)
-      throw std::invalid_argument("the packet regime holds " +
-                                  std::to_string(call.packet_capacity) +
-                                  " packets of 8 bytes for a peer, not " + std::to_string(packets) +
-                                  "; force zero_staging or leave the regime to the policy");
     const int blocks = site.blocks > 0 ? site.blocks : kMaxBlocks / 2;
     const int threads = site.threads > 0 ? site.threads : kMaxThreads;
+    if (const std::string why = refuse<CudaForms>(call, site.regime, blocks); !why.empty())
+      throw std::invalid_argument(why);
     const cudaError_t error =
         launch(state->kernels[is_flat(call)], call, ready.watch, blocks, threads, stream);
     if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));

@@ -28,6 +28,13 @@ nb::list devices() {
   return all;
 }
 
+// {name: least compute capability} of the Atoms in the binary.
+nb::dict atoms() {
+  nb::dict all;
+  for (const AtomKernels& atom : listed_atoms()) all[std::string(atom.name).c_str()] = atom.least;
+  return all;
+}
+
 nb::dict calls() {
   const peer::Domain* domain = peer::Domain::running();
   if (domain == nullptr) return nb::dict();
@@ -41,9 +48,10 @@ NB_MODULE(_cuda, m) {
   m.attr("architectures") = PURLIN_ARCHITECTURES;
   m.attr("toolkit") = CUDART_VERSION;
   m.attr("reduces") = xla_ffi::reduces([](const char* op, const char* dtype) {
-    const Collective& row = kCollectives[find_collective("all_reduce")];
-    return find_kernel("generic", Regime::kPacket, row, op, dtype) != nullptr;
+    return find_kernel({"generic", Regime::kZeroStaging, Consume::kReduce, op, dtype}).function !=
+           nullptr;
   });
+  m.attr("atoms") = atoms();
   m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cuda_target()); });
   m.def(
       "start", [] { peer::Domain::start(); }, nb::call_guard<nb::gil_scoped_release>(),
@@ -55,6 +63,16 @@ NB_MODULE(_cuda, m) {
     const peer::Domain& domain = peer::Domain::start();
     return nb::make_tuple(domain.arena_used(), domain.arena_bytes());
   });
+  m.def(
+      "capacity",
+      [](int world) {
+        const Capacity capacity = peer::Domain::capacity(world);
+        nb::dict bytes;
+        bytes["packet"] = capacity.packets * int64_t{sizeof(CudaForms::Word)};
+        bytes["line"] = capacity.lines * int64_t{sizeof(CudaForms::Word)} * CudaForms::kLineWords;
+        return bytes;
+      },
+      "Bytes from one rank to another that the windows of a group hold, by regime.");
   m.def("calls", &calls);
   m.def("set_limits",
         [](double slow_s, double budget_s) { peer::Domain::start().set_limits(slow_s, budget_s); });

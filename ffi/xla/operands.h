@@ -18,6 +18,7 @@ struct Buffers {
   std::vector<const char*> src;
   std::vector<char*> dst;
   std::vector<Plan> plans;
+  int item_bytes = 1;
 };
 
 // Plans of all operands, checked against the results. Throws std::invalid_argument.
@@ -38,6 +39,7 @@ inline Buffers read_buffers(const Site& site, ffi::RemainingArgs args, ffi::Rema
     if (result_shape(row, shape, site.world, axes) != out)
       throw std::invalid_argument(std::string(row.name) + ": the result has an unexpected shape");
     const int64_t item_bytes = static_cast<int64_t>(ffi::ByteWidth(x.element_type()));
+    buffers.item_bytes = static_cast<int>(item_bytes);
     buffers.plans.push_back(derive(row, shape, item_bytes, site.world, axes));
     buffers.src.push_back(static_cast<const char*>(x.untyped_data()));
     buffers.dst.push_back(static_cast<char*>(y->untyped_data()));

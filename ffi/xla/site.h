@@ -52,6 +52,7 @@ inline Site read_site(const ffi::Dictionary& all) {
   site.atom = text(all, "atom");
   site.blocks = number(all, "blocks", 0, kMaxBlocks);
   site.threads = number(all, "threads", 0, 1024);
+  site.depth = number(all, "depth", 0, 64);
   site.staging_bytes = attribute<int64_t>(all, "staging_bytes");
   site.world = number(all, "world", 1, kMaxRanks);
   site.partition = numbers(all, "groups");

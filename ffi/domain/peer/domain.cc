@@ -11,7 +11,10 @@
 namespace purlin::peer {
 namespace {
 
-constexpr int64_t kPacketBytesPerWindow = 8 << 20;
+// Of one window, over both halves and all sources.
+constexpr int64_t kPacketBytes = 4 << 20;
+constexpr int64_t kLineBytes = 8 << 20;
+constexpr int64_t kStagingBytes = 8 << 20;
 constexpr int64_t kAlign = 4096;
 
 void check(cudaError_t error, const char* what) {
@@ -123,10 +126,16 @@ void Domain::enable_peers() {
 void Domain::load_kernels() {
   for (const Device& device : devices_) {
     check(cudaSetDevice(device.ordinal), "cudaSetDevice");
-    for (const void* kernel : all_kernels()) {
+    for (const Kernel& kernel : all_kernels(device.capability)) {
+      const int scratch = kernel.scratch_bytes != nullptr ? kernel.scratch_bytes(0) : 0;
+      if (scratch > 0)
+        check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   scratch),
+              "reserving shared memory");
       // The grid must be co-resident, beside another of its kind: blocks wait for blocks.
       int per_sm = 0;
-      check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, kMaxThreads, 0),
+      check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel.function, kMaxThreads,
+                                                          scratch),
             "loading a kernel");
       if (per_sm * device.multiprocessors < 2 * kMaxBlocks && device.multiprocessors >= kMaxBlocks)
         throw std::runtime_error("a kernel of " + std::to_string(kMaxBlocks) +
@@ -153,11 +162,18 @@ int64_t Domain::arena_used() const {
   return used_;
 }
 
+Capacity Domain::capacity(int world) {
+  Capacity capacity;
+  capacity.packets = static_cast<int32_t>(kPacketBytes / (2 * world * sizeof(CudaPacket)));
+  capacity.lines = static_cast<int32_t>(kLineBytes / (2 * world * sizeof(Line)));
+  capacity.staging_half = kStagingBytes / 2;
+  return capacity;
+}
+
 void Domain::attach(const std::vector<int64_t>& partition, int world,
                     const std::vector<int>& ordinals, CudaCall& call) {
-  call.packet_capacity =
-      static_cast<int32_t>(kPacketBytesPerWindow / (2 * world * sizeof(CudaPacket)));
-  const int64_t bytes = Window<CudaPacket>::bytes(world, call.packet_capacity, call.staging_half);
+  call.capacity = capacity(world);
+  const int64_t bytes = Window<CudaPacket>::bytes(world, call.capacity);
   int64_t offset = 0;
   {
     std::lock_guard lock(mutex_);

@@ -44,7 +44,10 @@ class Domain {
   int64_t arena_bytes() const { return arena_bytes_; }
   int64_t arena_used() const;
 
-  // Fills call.window for a group of device ordinals of `partition` (all groups, one after
+  // Of each window of a group of `world` ranks.
+  static Capacity capacity(int world);
+
+  // Fills call.capacity and call.window for a group of device ordinals of `partition` (all groups, one after
   // another). Only arithmetic: no CUDA call. Throws std::runtime_error when the arena is full.
   void attach(const std::vector<int64_t>& partition, int world, const std::vector<int>& ordinals,
               CudaCall& call);

@@ -9,7 +9,7 @@
 
 #include "domain/counters.h"
 #include "domain/peer/domain.h"
-#include "snac/tag.h"
+#include "atom/tag.h"
 
 namespace purlin::peer {
 namespace {

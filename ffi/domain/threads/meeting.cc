@@ -11,6 +11,7 @@
 #include "domain/threads/windows.h"
 #include "snac/host_block.h"
 #include "snac/host_reduce.h"
+#include "snac/refuse.h"
 #include "snac/regimes.h"
 
 namespace purlin::threads {
@@ -138,7 +139,8 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
 int blocks_of(const Site& site) { return site.blocks > 0 ? site.blocks : 1; }
 
 int64_t staging_of(const Site& site) {
-  return site.staging_bytes > 0 ? std::min(site.staging_bytes, kStagingHalf) : kStagingHalf;
+  return site.staging_bytes > 0 ? std::min(site.staging_bytes, kCapacity.staging_half)
+                                : kCapacity.staging_half;
 }
 
 // The regimes that wait: every rank's blocks at the same time, as a gang.
@@ -189,20 +191,9 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans) {
   call.world = site.world;
   call.operands = static_cast<int>(plans.size());
   call.staging_used = staging_of(site);
-  int64_t packets = 0;
-  for (int o = 0; o < call.operands; ++o) {
-    call.operand[o].plan = plans[o];
-    packets += words_of<CpuAtom::Word>(plans[o]);
-  }
-  if (site.regime == Regime::kPacket && packets > kPacketCapacity)
-    return "the packet regime holds " + std::to_string(kPacketCapacity) + " packets of " +
-           std::to_string(sizeof(CpuAtom::Word)) + " bytes for a peer, not " +
-           std::to_string(packets) + "; force zero_staging or leave the regime to the policy";
-  if (is_staged(site.regime) && rounds_of(call, blocks_of(site), site.regime).count == 0)
-    return std::to_string(call.staging_used) + " bytes of staging are too few for " +
-           std::to_string(call.operands) + " operands in " + std::to_string(blocks_of(site)) +
-           " blocks; give more or take fewer blocks";
-  return "";
+  call.capacity = kCapacity;
+  for (int o = 0; o < call.operands; ++o) call.operand[o].plan = plans[o];
+  return purlin::refuse<CpuAtom>(call, site.regime, blocks_of(site));
 }
 
 void run(const Site& site, std::shared_ptr<Meeting> meeting) {

@@ -23,10 +23,8 @@ void Windows::attach(const std::vector<int64_t>& partition, int group,
   std::lock_guard lock(mutex_);
   auto& bases = bases_[{partition, {call.world, group}}];
   while (bases.size() < static_cast<size_t>(call.world))
-    bases.push_back(
-        zeroed_pages(Window<CpuAtom::Packet>::bytes(call.world, kPacketCapacity, kStagingHalf)));
-  call.packet_capacity = kPacketCapacity;
-  call.staging_half = kStagingHalf;
+    bases.push_back(zeroed_pages(Window<CpuAtom::Packet>::bytes(call.world, kCapacity)));
+  call.capacity = kCapacity;
   for (int r = 0; r < call.world; ++r) call.window[r] = {bases[r]};
 }
 

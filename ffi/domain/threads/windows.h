@@ -11,8 +11,7 @@
 
 namespace purlin::threads {
 
-inline constexpr int64_t kPacketCapacity = 16384;  // packets from one source in one half
-inline constexpr int64_t kStagingHalf = 4 << 20;   // bytes
+inline constexpr Capacity kCapacity = {16384, 0, 4 << 20};
 
 // One window for each exact partition of the devices into groups: call sites of one partition share
 // it, and two partitions never do. Windows are never freed.

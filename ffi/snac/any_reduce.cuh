@@ -1,0 +1,135 @@
+// Reductions on GPUs whose operator and type are known as the kernel runs: one set of kernels for
+// all of them. The usual sums have kernels of their own.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "layout/folds.h"
+#include "snac/consume.h"
+
+namespace purlin {
+
+// The values of one place, of every rank: as many items as fit, zeros behind them.
+struct alignas(16) Slots {
+  uint64_t of[kMaxRanks][2];
+};
+
+// Rolled, since there are many of these.
+template <class T, class Acc, class Op>
+__device__ __noinline__ void fold_slots(Slots& slots, int world) {
+  constexpr int kItems = static_cast<int>(sizeof(slots.of[0]) / sizeof(T));
+  const auto item = [&](int q, int k) { return reinterpret_cast<T*>(slots.of[q]) + k; };
+#pragma unroll 1
+  for (int k = 0; k < kItems; ++k) {
+    Acc acc = widen(*item(0, k));
+#pragma unroll 1
+    for (int q = 1; q < world; ++q) acc = Op::fold(acc, widen(*item(q, k)));
+    *item(0, k) = narrow<T>(acc);
+  }
+}
+
+template <class Type, class Op>
+__device__ void fold_if(int fold, Slots& slots, int world) {
+  if constexpr (Op::template kFits<typename Type::Accumulator> && detail::kIsCarrier<Type, Op>)
+    if (fold == kFold<Type, Op>)
+      fold_slots<typename Type::Item, typename Type::Accumulator, Op>(slots, world);
+}
+template <class Op>
+__device__ void fold_types(int fold, Slots& slots, int world) {
+#define PURLIN_ROW(name, item, accumulator) fold_if<Dtype<item, accumulator>, Op>(fold, slots, world);
+  PURLIN_REDUCE_DTYPES(PURLIN_ROW)
+#undef PURLIN_ROW
+}
+
+// Folds the slots of `world` ranks into the first of them.
+static __device__ __noinline__ void fold_slots(int fold, Slots& slots, int world) {
+#define PURLIN_ROW(name, functor) fold_types<functor>(fold, slots, world);
+  PURLIN_REDUCE_OPS(PURLIN_ROW)
+#undef PURLIN_ROW
+}
+
+// The items of `bytes` at `at`, which is aligned to them.
+__device__ inline void load_slot(uint64_t (&slot)[2], const char* at, int bytes) {
+  slot[0] = slot[1] = 0;
+  switch (bytes) {
+    case 16: slot[1] = ptx::load<uint64_t>(at + 8); [[fallthrough]];
+    case 8: slot[0] = ptx::load<uint64_t>(at); break;
+    case 4: slot[0] = ptx::load<uint32_t>(at); break;
+    case 2: slot[0] = ptx::load<uint16_t>(at); break;
+    default: slot[0] = ptx::load<uint8_t>(at);
+  }
+}
+__device__ inline void store_slot(char* at, const uint64_t (&slot)[2], int bytes) {
+  switch (bytes) {
+    case 16: ptx::store(at + 8, slot[1]); [[fallthrough]];
+    case 8: ptx::store(at, slot[0]); break;
+    case 4: ptx::store(at, static_cast<uint32_t>(slot[0])); break;
+    case 2: ptx::store(at, static_cast<uint16_t>(slot[0])); break;
+    default: ptx::store(at, static_cast<uint8_t>(slot[0]));
+  }
+}
+
+// The widest of 16 bytes and one item that fits all rows of all boxes.
+__device__ inline int slot_bytes(const Call<Pair>& call, const Plan& plan, const char* dst,
+                                 const char* const* from, Range part) {
+  uint64_t all = reinterpret_cast<uint64_t>(dst) | part.begin | part.end;
+  for (int q = 0; q < call.world; ++q) all |= reinterpret_cast<uint64_t>(from[q]);
+  if (!plan.contiguous()) {
+    all |= plan.run;
+    for (int d = 0; d < kMaxOuter; ++d) all |= plan.src_stride[d] | plan.dst_stride[d];
+  }
+  if (all % 16 == 0) return 16;
+  return all % 8 == 0 || call.item_bytes <= 8 ? call.item_bytes : 8;
+}
+
+template <class Atom>
+struct AnyReduce {
+  PURLIN_HD static constexpr int words() { return 1; }
+
+  template <class Block>
+  __device__ void pull(Block& block, const Call<Pair>& call, const Operand& operand,
+                       const char* const* from, Range part) const {
+    pull_team(block.thread(), block.threads(), call, operand, from, part);
+  }
+
+  template <class Form, template <class, class> class View, class Block>
+  __device__ void unpack(Block& block, const Call<Pair>& call, const Operand& operand,
+                         uint64_t epoch, int first_place, bool ahead,
+                         const typename Form::Unit& first) const {
+    using Unit = typename Form::Unit;
+    const View<uint64_t, char> to(operand.dst, operand.plan, operand.plan.dst_stride);
+    for_each_unit<Form, View>(
+        block, call, operand, ahead, first, [&](int u, int words, const Unit& own) {
+          Slots slots = {};
+          for_each_rank<Form, Atom>(
+              block, call, epoch, first_place + Form::place(u), own,
+              [&](int q, const Unit& unit) { memcpy(slots.of[q], &unit, sizeof unit); });
+          fold_slots(call.fold, slots, call.world);
+          Unit result;
+          memcpy(&result, slots.of[0], sizeof result);
+          Form::store(to, u, words, result);
+        });
+  }
+
+ private:
+  __device__ __noinline__ static void pull_team(int thread, int threads, const Call<Pair>& call,
+                                                const Operand& operand, const char* const* from,
+                                                Range part) {
+    const Plan& plan = operand.plan;
+    const int bytes = slot_bytes(call, plan, operand.dst, from, part);
+    int64_t at = part.begin + thread * bytes;
+    if (at >= part.end) return;
+    Cursor cursor(plan, at, threads * bytes);
+    const bool run = plan.contiguous();
+    for (; at < part.end; at += threads * bytes, cursor.next()) {
+      Slots slots;
+      for (int q = 0; q < call.world; ++q)
+        load_slot(slots.of[q], from[q] + (run ? at : cursor.src()), bytes);
+      fold_slots(call.fold, slots, call.world);
+      store_slot(operand.dst + (run ? at : cursor.dst()), slots.of[0], bytes);
+    }
+  }
+};
+
+}  // namespace purlin
