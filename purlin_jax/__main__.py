@@ -35,12 +35,14 @@ def status(args: argparse.Namespace) -> int:
     devices = _devices(args)
     print(f"purlin_jax {purlin.__version__}, jax {jax.__version__}")
     print(f"FFI API: built for {_native.ffi_api}, jaxlib speaks {_compat.runtime_ffi_api()}")
+    print(f"compiler: {_native.compiler}")
     print(f"devices: {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
     if domain.cuda is None:
         print("CUDA: not built (no CUDA compiler was found, or PURLIN_CUDA=off)")
     else:
-        toolkit, archs = domain.cuda.toolkit, domain.cuda.architectures
-        print(f"CUDA: toolkit {toolkit // 1000}.{toolkit % 1000 // 10}, built for {archs}")
+        toolkit = f"{domain.cuda.toolkit // 1000}.{domain.cuda.toolkit % 1000 // 10}"
+        compiler, archs = domain.cuda.compiler, domain.cuda.architectures
+        print(f"CUDA: toolkit {toolkit}, {compiler}, built for {archs}")
     platform = "cuda" if devices[0].platform == "gpu" else "cpu"
     if platform == "cuda" and domain.cuda is not None:
         domain.ensure_started("cuda")
@@ -64,11 +66,15 @@ def status(args: argparse.Namespace) -> int:
 
 
 def run_selftest(args: argparse.Namespace) -> int:
-    """Every op in every regime, compared with jax.lax."""
+    """Every op in every regime, compared with jax.lax and timed beside it."""
     rows = selftest.run(_mesh(args))
+    print(f"{'op':15}{'regime':19}{'dtype':9}{'items':>6}{'us':>10}{'times lax':>11}")
     for r in rows:
         verdict = "PASS" if r["passed"] else f"FAIL: {r['why']}"
-        print(f"{r['op']:12}{r['regime']:14}{r['dtype']:10}{r['items']:10}  {verdict}")
+        us = "-" if r["us"] is None else f"{r['us']:.1f}"
+        ratio = "-" if r["times_lax"] is None else f"{r['times_lax']:.2f}"
+        row = f"{r['op']:15}{r['regime']:19}{r['dtype']:9}{r['items']:6}{us:>10}{ratio:>11}"
+        print(f"{row}  {verdict}")
     failed = sum(not r["passed"] for r in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
     return 1 if failed else 0

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ffi_api: tuple[int, int]
+compiler: str
 max_ranks: int
 max_operands: int
 collectives: dict[str, dict[str, str]]

@@ -53,6 +53,7 @@ class Setup:
     dtype: Any
     policy: Policy
     samples: int
+    limit: int = 200  # the most dependent calls in one program; fewer compile sooner
 
     @property
     def platform(self) -> str:
@@ -60,8 +61,8 @@ class Setup:
 
     def steps(self, nbytes: int) -> int:
         """Dependent calls in one program; fewer where a call takes milliseconds."""
-        limit = 1 << 20 if self.platform == "cpu" else 64 << 20
-        return 200 if nbytes <= limit else 20
+        large = 1 << 20 if self.platform == "cpu" else 64 << 20
+        return min(self.limit, 200 if nbytes <= large else 20)
 
     def in_flight(self, nbytes: int) -> int:
         """Programs that are dispatched before the first is waited for."""
@@ -114,11 +115,10 @@ def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float
     local = nbytes // world if op == "all_gather" else nbytes
     items = max(world, local // np.dtype(setup.dtype).itemsize // world * world)
     sharding = NamedSharding(mesh, PartitionSpec("i"))
-    start = jax.device_put(
-        jax.random.uniform(jax.random.key(0), (world * items,)).astype(setup.dtype), sharding
-    )
+    values = np.random.default_rng(0).random(world * items).astype(setup.dtype)
+    start = jax.device_put(values, sharding)
     scale = 1 / world if op in _REDUCES else 1.0
-    w = jax.device_put(jnp.full((world,), scale, setup.dtype), sharding)
+    w = jax.device_put(np.full(world, scale, setup.dtype), sharding)
     with purlin.policy(setup.policy.regime, blocks=setup.policy.blocks):
         compiled = chain(OPS[op][impl], steps, mesh).lower(start, w).compile()
     require_collectives(compiled.as_text(), op, impl, steps)

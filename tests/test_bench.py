@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from purlin_jax import bench
+from purlin_jax import bench, selftest
 from purlin_jax.policy import Policy
 from tests.harness import mesh
 
@@ -59,7 +59,7 @@ def test_emptied_programs_are_refused(impl: str, monkeypatch: pytest.MonkeyPatch
 def test_status() -> None:
     result = _cli("status")
     assert result.returncode == 0, result.stderr
-    for word in ("FFI API", "devices: 4 x cpu", "policy cpu"):
+    for word in ("FFI API", "compiler: ", "devices: 4 x cpu", "CUDA: ", "policy cpu"):
         assert word in result.stdout
 
 
@@ -67,6 +67,20 @@ def test_selftest() -> None:
     result = _cli("selftest")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 failed" in result.stdout and "FAIL:" not in result.stdout
+    heading, *rows, _ = result.stdout.splitlines()
+    assert heading.split() == ["op", "regime", "dtype", "items", "us", "times", "lax"]
+    for row in rows:
+        op, _regime, _dtype, _items, us, times_lax, verdict = row.split()
+        assert op in bench.OPS and verdict == "PASS"
+        assert float(us) > 0 and float(times_lax) > 0
+
+
+def test_selftest_times_no_collective_of_lax_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(bench.OPS["all_to_all"], "lax", lambda x: x)  # as XLA leaves it on one GPU
+    taken = selftest._time("all_to_all", ["meet"], jnp.float32, 8, mesh(4, ("i",)))
+    assert list(taken) == ["meet"] and taken["meet"] > 0
 
 
 def test_bench_writes_rows(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ nb::dict calls() {
 NB_MODULE(_cuda, m) {
   m.doc() = "CUDA part of purlin_jax.";
   m.attr("architectures") = PURLIN_ARCHITECTURES;
+  m.attr("compiler") = "nvcc " PURLIN_NVCC_VERSION;
   m.attr("toolkit") = CUDART_VERSION;
   m.attr("reduces") = xla_ffi::reduces([](const char* op, const char* dtype) {
     return find_kernel({"generic", Regime::kZeroStaging, Consume::kReduce, op, dtype}).function !=

@@ -20,6 +20,12 @@ using namespace purlin;
 
 namespace {
 
+#ifdef __clang__
+constexpr const char* kCompiler = __VERSION__;  // begins with its name
+#else
+constexpr const char* kCompiler = "GCC " __VERSION__;
+#endif
+
 const Collective& row_of(const std::string& op) {
   const int row = find_collective(op);
   if (row < 0) throw nb::value_error(("no collective is called '" + op + "'").c_str());
@@ -60,6 +66,7 @@ nb::dict plan(const std::string& op, const std::vector<int64_t>& shape, int64_t 
 NB_MODULE(_native, m) {
   m.doc() = "Native part of purlin_jax.";
   m.attr("ffi_api") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+  m.attr("compiler") = kCompiler;
   m.attr("max_ranks") = kMaxRanks;
   m.attr("max_operands") = kMaxOperands;
   m.attr("collectives") = table();
