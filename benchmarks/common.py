@@ -78,6 +78,15 @@ def same_bits(a: Any, b: Any) -> bool:
     )
 
 
+def run_noting_regimes(f: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+    """The results of f, and the regimes that purlin's native code ran for them."""
+    before = purlin.native_regimes()
+    results = jax.block_until_ready(f(*args))
+    after = purlin.native_regimes()
+    ran = {key[1] for key, calls in after.items() if calls > before.get(key, 0)}
+    return results, ",".join(sorted(ran))
+
+
 def timed(programs: Mapping[str, Callable[[], measure.Sampler]], samples: int) -> dict[str, Row]:
     """Figures of each program, taken in turns; "refused" instead for one that was emptied."""
     samplers: dict[str, measure.Sampler] = {}

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import purlin_jax as purlin
 from benchmarks import common
 from purlin_jax import measure
 
@@ -107,11 +106,7 @@ def measured(layout: str, length: int, args: argparse.Namespace, mesh: Mesh) -> 
     regimes: dict[str, str] = {}
     for impl in [*common.libraries(mesh), "alone"]:
         compiled[impl] = chain(impl, layout, args.layers, mesh).lower(start, signs).compile()
-        before = purlin.native_regimes()
-        results[impl] = jax.block_until_ready(compiled[impl](start, signs))
-        after = purlin.native_regimes()
-        ran = {regime for (op, regime), n in after.items() if n > before.get((op, regime), 0)}
-        regimes[impl] = ",".join(sorted(ran))
+        results[impl], regimes[impl] = common.run_noting_regimes(compiled[impl], start, signs)
     # On one device the chain without exchanges gives the same, and there is no jax.lax.
     reference = "lax" if "lax" in results else "alone"
     if not common.same_bits(results["purlin"], results[reference]):
