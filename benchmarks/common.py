@@ -123,11 +123,15 @@ def _decimals(value: float) -> int:
     return max(0, 3 - int(math.log10(abs(value)))) if abs(value) >= 1 else 3
 
 
+def _reason(row: Row) -> str:
+    return "".join(f"  {key}: {row[key]}" for key in ("refused", "note") if key in row)
+
+
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """Rows as text, the columns by name; what was refused says why at the end of its line."""
+    """Rows as text, the columns by name; why there are no figures at the end of its line."""
     cells = [list(columns), *([_cell(r.get(c)) for c in columns] for r in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    notes = ["", *(f"  refused: {r['refused']}" if "refused" in r else "" for r in rows)]
+    notes = ["", *(_reason(r) for r in rows)]
     return "\n".join(
         "  ".join(f"{cell:>{w}}" for cell, w in zip(line, widths, strict=True)) + note
         for line, note in zip(cells, notes, strict=True)
