@@ -47,10 +47,9 @@ def child(args: argparse.Namespace) -> int:
     sizes = situations.Sizes(args.scan_steps, args.overlap_steps, args.overlap_width, args.samples)
     rows = [
         row
-        for situation in args.situations
         for op in args.ops
         for nbytes in args.sizes
-        for row in situations.measured(situation, op, nbytes, sizes, mesh)
+        for row in situations.measured(args.situations, op, nbytes, sizes, mesh)
     ]
     args.child.write_text(json.dumps(rows))
     return 0

@@ -5,13 +5,14 @@ They are what benchmarks.beside runs in a process for each set of XLA's flags.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import common
@@ -74,15 +75,18 @@ def overlap(collective: Collective, sizes: Sizes) -> Any:
 
 def _inputs(nbytes: int, op: str, sizes: Sizes, mesh: Mesh) -> tuple[jax.Array, Any]:
     rows = max(mesh.size, nbytes // WIDTH // 2 // mesh.size * mesh.size)
-    keys = jax.random.split(jax.random.key(0), 4)
-    square = sizes.overlap_width
-    shapes = {"up": (WIDTH, WIDTH), "down": (WIDTH, WIDTH), "square": (square, square)}
-    w: dict[str, jax.Array] = {
-        name: (jax.random.normal(key, shape) / shape[0] ** 0.5).astype(jnp.bfloat16)
-        for (name, shape), key in zip(shapes.items(), keys, strict=False)
+    rng, width = np.random.default_rng(0), sizes.overlap_width
+
+    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+        return (rng.standard_normal(shape, np.float32) * scale).astype(jnp.bfloat16)
+
+    w = {
+        "up": normal(WIDTH, WIDTH, scale=WIDTH**-0.5),
+        "down": normal(WIDTH, WIDTH, scale=WIDTH**-0.5),
+        "square": normal(width, width, scale=width**-0.5),
+        "scale": np.asarray(1 / mesh.size if op == "all_reduce" else 1, jnp.bfloat16),
     }
-    w["scale"] = jnp.bfloat16(1 / mesh.size if op == "all_reduce" else 1)
-    x = jax.random.normal(keys[3], (mesh.size * rows, WIDTH)).astype(jnp.bfloat16)
+    x = normal(mesh.size * rows, WIDTH)
     sharding = NamedSharding(mesh, PartitionSpec(common.AXIS))
     return jax.device_put(x, sharding), jax.device_put(w, NamedSharding(mesh, PartitionSpec()))
 
@@ -132,24 +136,32 @@ def _check(op: str, given: Any, mesh: Mesh) -> None:
         raise SystemExit(f"{op}: values of purlin and jax.lax differ")
 
 
-def measured(situation: str, op: str, nbytes: int, sizes: Sizes, mesh: Mesh) -> list[common.Row]:
-    """One row for each implementation; "alone" is the rest of the step without the collective."""
+def measured(
+    situations: Sequence[str], op: str, nbytes: int, sizes: Sizes, mesh: Mesh
+) -> list[common.Row]:
+    """One row for each situation and implementation.
+
+    "alone" is the rest of the step without the collective.
+    """
     given = _inputs(nbytes, op, sizes, mesh)
     _check(op, given, mesh)
-    impls = [*common.libraries(mesh), *(["alone"] if situation != "call" else [])]
-    figures = common.timed(
-        {impl: partial(_prepare, situation, op, impl, given, sizes, mesh) for impl in impls},
-        sizes.samples,
-    )
-    return [
-        {
-            "situation": situation,
-            "op": op,
-            "bytes": given[0].nbytes // mesh.size,
-            "impl": impl,
-            **common.place(mesh),
-            **found,
-            "times_lax": common.times_lax(figures.get("lax"), found),
-        }
-        for impl, found in figures.items()
-    ]
+    rows = []
+    for situation in situations:
+        impls = [*common.libraries(mesh), *(["alone"] if situation != "call" else [])]
+        figures = common.timed(
+            {impl: partial(_prepare, situation, op, impl, given, sizes, mesh) for impl in impls},
+            sizes.samples,
+        )
+        rows += [
+            {
+                "situation": situation,
+                "op": op,
+                "bytes": given[0].nbytes // mesh.size,
+                "impl": impl,
+                **common.place(mesh),
+                **found,
+                "times_lax": common.times_lax(figures.get("lax"), found),
+            }
+            for impl, found in figures.items()
+        ]
+    return rows
