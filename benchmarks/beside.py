@@ -28,8 +28,7 @@ FLAGS = {
     "sequential": "--xla_gpu_enable_latency_hiding_scheduler=false",
     "scheduler": _SCHEDULER,
     "priority": f"{_SCHEDULER} --xla_gpu_enable_highest_priority_async_stream=true",
-    "graphs": f"{_SCHEDULER} "
-    "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,COLLECTIVES",
+    "graphs": f"{_SCHEDULER} --xla_gpu_enable_command_buffer=+COLLECTIVES",
     "no_graphs": f"{_SCHEDULER} --xla_gpu_enable_command_buffer=",
     "user_buffers": f"{_SCHEDULER} --xla_gpu_enable_nccl_user_buffers=true",
     "symmetric": f"{_SCHEDULER} --xla_gpu_enable_nccl_user_buffers=true "
@@ -45,13 +44,11 @@ def child(args: argparse.Namespace) -> int:
     """Measure everything under the flags that this process was started with."""
     mesh = common.mesh(args)
     sizes = situations.Sizes(args.scan_steps, args.overlap_steps, args.overlap_width, args.samples)
-    rows = [
-        row
-        for op in args.ops
-        for nbytes in args.sizes
-        for row in situations.measured(args.situations, op, nbytes, sizes, mesh)
-    ]
-    args.child.write_text(json.dumps(rows))
+    rows: list[common.Row] = []
+    for op in args.ops:
+        for nbytes in args.sizes:
+            rows += situations.measured(args.situations, op, nbytes, sizes, mesh)
+            args.child.write_text(json.dumps(rows))  # so that a later failure leaves these
     return 0
 
 
@@ -61,6 +58,7 @@ def under(name: str, timeout: float) -> list[common.Row]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rows.json")
         command = [sys.executable, "-m", "benchmarks.beside", *sys.argv[1:], "--child", str(out)]
+        why = ""
         try:
             done = subprocess.run(
                 command,
@@ -70,12 +68,15 @@ def under(name: str, timeout: float) -> list[common.Row]:
                 text=True,
                 timeout=timeout,
             )
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            # XLA ends the process over a flag that this version does not know.
-            why = next((line for line in lines if "nknown flag" in line), lines[-1])
+            if done.returncode:
+                lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+                # XLA ends the process over a flag that this version does not know.
+                why = next((line for line in lines if "nknown flag" in line), lines[-1])
         except subprocess.TimeoutExpired:
             why = f"took more than {timeout:g} s"
-        rows = json.loads(out.read_text()) if out.exists() else [_nothing(why[:300])]
+        rows = json.loads(out.read_text()) if out.exists() else []
+    if why:
+        rows.append(_nothing(why[:300]))
     return [{"flags": name, "xla_flags": flags, **row} for row in rows]
 
 
