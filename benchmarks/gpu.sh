@@ -3,7 +3,8 @@
 #
 #   benchmarks/gpu.sh OUTPUT_FOLDER
 #
-# Needs an installed purlin_jax with its CUDA side, and nvcc. About eight minutes on two H200s.
+# Needs an installed purlin_jax with its CUDA side, and nvcc. About 25 minutes on two
+# H200s, most of them compilation and the long runs of tests/gpu/test_beside_lax.py.
 set -euo pipefail
 out=$(realpath "${1:?usage: benchmarks/gpu.sh OUTPUT_FOLDER}")
 cd "$(dirname "$0")/.."
@@ -34,4 +35,12 @@ done 2>&1 | tee "$out/kernels.log"
 against=$("$python" -c 'import jax; print("lax" if len(jax.devices()) > 1 else "")')
 "$python" -m purlin_jax bench --against "$against" --sizes 1K,4K,16K,64K,256K,1M,16M --json "$out/bench.json" \
   2>&1 | tee "$out/bench.log"
+
+# What users feel: the exchange, whole blocks, and what a chain hides. Flags are for jax.lax.
+flags=default${against:+,scheduler,graphs,user_buffers,symmetric}
+"$python" -m benchmarks.ulysses_exchange --json "$out/ulysses.json" 2>&1 \
+  | tee "$out/ulysses.log" || failed=1
+"$python" -m benchmarks.mmdit_block --json "$out/mmdit.json" 2>&1 | tee "$out/mmdit.log" || failed=1
+"$python" -m benchmarks.beside --flags "$flags" --sizes 64K,16M --json "$out/beside.json" 2>&1 \
+  | tee "$out/beside.log" || failed=1
 exit $failed

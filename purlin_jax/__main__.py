@@ -12,27 +12,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
-from purlin_jax import _compat, _native, bench, domain, selftest
+from purlin_jax import _compat, _native, bench, domain, measure, selftest
 from purlin_jax.policy import REGIMES, Policy, table
 
 
-def _devices(args: argparse.Namespace) -> list[jax.Device]:
-    """The devices asked for; on the CPU as many virtual ones."""
-    jax.config.update("jax_num_cpu_devices", args.devices or 8)
-    found = jax.devices(args.platform) if args.platform else jax.devices()
-    wanted = args.devices or len(found)
-    if wanted > len(found):
-        raise SystemExit(f"{wanted} devices were asked for, and {len(found)} are there")
-    return found[:wanted]
-
-
 def _mesh(args: argparse.Namespace) -> Mesh:
-    return Mesh(np.array(_devices(args)), ("i",))
+    return Mesh(np.array(measure.devices(args.platform, args.devices)), ("i",))
 
 
 def status(args: argparse.Namespace) -> int:
     """What was built, what is here, and what the domain found."""
-    devices = _devices(args)
+    devices = measure.devices(args.platform, args.devices)
     print(f"purlin_jax {purlin.__version__}, jax {jax.__version__}")
     print(f"FFI API: built for {_native.ffi_api}, jaxlib speaks {_compat.runtime_ffi_api()}")
     print(f"compiler: {_native.compiler}")
@@ -93,7 +83,7 @@ def run_bench(args: argparse.Namespace) -> int:
     rows = bench.run(args.ops.split(","), sizes, against, setup)
     print(bench.table(rows))
     if args.json:
-        report = {"header": bench.header(setup), "rows": rows}
+        report = {"header": measure.header(setup.samples, bench.STEP), "rows": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
     if args.plot:
         bench.plot(rows, args.plot)

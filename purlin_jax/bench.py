@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 import re
-import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import purlin_jax as purlin
 from purlin_jax import domain
+from purlin_jax.measure import Sampler, interleaved, pipelined, require_collectives, spread
 from purlin_jax.policy import Policy, choose
+
+STEP = "x <- op(x) * w, 200 dependent steps a program, 10 in flight (20 and 2 for large)"
 
 
 def _same_shape(op: str, lib: Any) -> Callable[[jax.Array], jax.Array]:
@@ -39,10 +38,6 @@ OPS = {
     for op in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 }
 _REDUCES = ("all_reduce", "reduce_scatter")
-
-
-class EmptiedError(RuntimeError):
-    """The compiled program does not hold the collectives that it should time."""
 
 
 @dataclass(frozen=True)
@@ -93,22 +88,7 @@ def chain(op: Callable[..., Any], steps: int, mesh: Mesh) -> Any:
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(spec, spec), out_specs=spec))
 
 
-def require_collectives(text: str, op: str, impl: str, steps: int) -> None:
-    """Raise EmptiedError unless the compiled HLO `text` holds `steps` calls of `op`."""
-    pattern = (
-        rf'custom_call_target="{domain.TARGET}"'
-        if impl == "purlin"
-        else rf" {op.replace('_', '-')}(-start)?\("
-    )
-    found = len(re.findall(pattern, text))
-    if found != steps:
-        raise EmptiedError(
-            f"the program of {steps} {op} by {impl} holds {found} of them after compilation, so "
-            "there is nothing to time"
-        )
-
-
-def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float]:
+def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Sampler:
     """Compile, warm up, and return a function that takes one sample: microseconds a step."""
     mesh, steps, in_flight = setup.mesh, setup.steps(nbytes), setup.in_flight(nbytes)
     world = mesh.size
@@ -122,18 +102,7 @@ def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Callable[[], float
     with purlin.policy(setup.policy.regime, blocks=setup.policy.blocks):
         compiled = chain(OPS[op][impl], steps, mesh).lower(start, w).compile()
     require_collectives(compiled.as_text(), op, impl, steps)
-    for _ in range(3):
-        jax.block_until_ready(compiled(start, w))
-
-    def sample() -> float:
-        x = start
-        began = time.perf_counter()
-        for _ in range(in_flight):
-            x = compiled(x, w)
-        x.block_until_ready()
-        return (time.perf_counter() - began) / in_flight / steps * 1e6
-
-    return sample
+    return pipelined(compiled, start, w, in_flight=in_flight, steps=steps)
 
 
 def run(
@@ -145,10 +114,7 @@ def run(
         for nbytes in sizes:
             impls = ["purlin", *against]
             samplers = [prepare(op, impl, nbytes, setup) for impl in impls]
-            taken: list[list[float]] = [[] for _ in impls]
-            for _ in range(setup.samples):
-                for mine, sampler in zip(taken, samplers, strict=True):
-                    mine.append(sampler())
+            taken = interleaved(samplers, setup.samples)
             for impl, us in zip(impls, taken, strict=True):
                 rows.append(_row(op, impl, nbytes, us, setup))
     return rows
@@ -160,7 +126,7 @@ def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> 
     pair = nbytes if op == "all_reduce" else nbytes // world
     choice = choose(setup.policy, op, domain.arch(setup.platform, setup.mesh), world, pair)
     ours = impl == "purlin"
-    median = float(np.median(us))
+    found = spread(us)
     return {
         "op": op,
         "platform": setup.platform,
@@ -173,33 +139,8 @@ def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> 
         "timing": "jit",
         "regime": choice.regime if ours else "",
         "atom": choice.atom if ours else "",
-        "us_median": round(median, 3),
-        "us_p10": round(float(np.percentile(us, 10)), 3),
-        "us_p90": round(float(np.percentile(us, 90)), 3),
-        "algbw_gbs": round(nbytes / median / 1e3, 3),
-    }
-
-
-def header(setup: Setup) -> dict[str, Any]:
-    """What is needed to read the rows later."""
-    commit, dirty = "unknown", None
-    root = Path(__file__).parent.parent
-    try:
-        git = ["git", "-C", str(root)]
-        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-        dirty = bool(subprocess.check_output([*git, "status", "--porcelain"], text=True))
-    except (OSError, subprocess.CalledProcessError):
-        commit = os.environ.get("PURLIN_COMMIT", commit)
-    return {
-        "date": datetime.date.today().isoformat(),
-        "commit": commit,
-        "dirty": dirty,
-        "purlin_jax": purlin.__version__,
-        "jax": jax.__version__,
-        "jaxlib": jax.lib.__version__,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "samples": setup.samples,
-        "step": "x <- op(x) * w, 200 dependent steps a program, 10 in flight (20 and 2 for large)",
+        **found,
+        "algbw_gbs": round(nbytes / found["us_median"] / 1e3, 3),
     }
 
 

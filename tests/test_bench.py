@@ -10,7 +10,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from purlin_jax import bench, selftest
+from purlin_jax import bench, measure, selftest
 from purlin_jax.policy import Policy
 from tests.harness import mesh
 
@@ -52,7 +52,7 @@ def test_programs_hold_what_is_timed(op: str, impl: str) -> None:
 @pytest.mark.parametrize("impl", ["purlin", "lax"])
 def test_emptied_programs_are_refused(impl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench.OPS["all_reduce"], impl, lambda x: x)
-    with pytest.raises(bench.EmptiedError, match="nothing to time"):
+    with pytest.raises(measure.EmptiedError, match="nothing to time"):
         bench.prepare("all_reduce", impl, 1024, _setup())
 
 

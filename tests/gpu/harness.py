@@ -29,16 +29,16 @@ def sharded(f: Any, mesh: Mesh, **kwargs: Any) -> Any:
 
 
 def run_program(
-    *args: str, timeout: float, check: bool = True, **env: str
+    *args: str, timeout: float, check: bool = True, module: str = "programs", **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m tests.gpu.programs ARGS` in a process of its own, in strict mode.
+    """`python -m tests.gpu.MODULE ARGS` in a process of its own, in strict mode.
 
     A process of its own because these tests are about first use, allocators or errors that end the
     context. A hang is a failure: the process is ended after `timeout` seconds.
     """
     full = {**os.environ, "PURLIN_FALLBACK": "error", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     result = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.programs", *args],
+        [sys.executable, "-m", f"tests.gpu.{module}", *args],
         env={**full, **env},
         capture_output=True,
         text=True,

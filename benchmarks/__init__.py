@@ -1,0 +1,1 @@
+"""Programs that measure; each runs with `python -m benchmarks.NAME`."""
