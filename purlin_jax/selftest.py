@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import purlin_jax as purlin
 from purlin_jax import _native, domain
-from purlin_jax.bench import OPS, EmptiedError, Setup, prepare
+from purlin_jax.bench import OPS, Setup, prepare
+from purlin_jax.measure import EmptiedError
 from purlin_jax.policy import Policy, table
 
 _ITEMS = (8, 1001, 2000)  # for each rank and peer: one packet, an odd size, more than one block

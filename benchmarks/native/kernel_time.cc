@@ -19,6 +19,7 @@
 #include "domain/peer/domain.h"
 #include "layout/derive.h"
 #include "snac/kernels.h"
+#include "snac/refuse.h"
 
 namespace purlin {
 namespace {
@@ -54,8 +55,8 @@ class Bench {
     world_ = static_cast<int>(domain.devices().size());
     items_ = bytes / 4 / world_ * world_;
     result_items_ = result_shape(kCollectives[row_], {items_}, world_, {0, 0})[0];
-    kernel_ = find_kernel({atom_, static_cast<Regime>(regime_), kCollectives[row_].consume, "sum",
-                           "float32", true});
+    kernel_ = find_kernel(
+        {atom_, static_cast<Regime>(regime_), kCollectives[row_].consume, "sum", "float32", true});
     if (kernel_.function == nullptr) {
       std::fprintf(stderr, "no kernel for %s in regime %s by Atom %s\n", op.c_str(), regime.c_str(),
                    atom.c_str());
@@ -88,6 +89,12 @@ class Bench {
       ranks_.push_back(rank);
     }
     domain.set_limits(10, 20);
+    const std::string why =
+        refuse<CudaForms>(ranks_[0].call, static_cast<Regime>(regime_), blocks_);
+    if (!why.empty()) {
+      std::fprintf(stderr, "%s\n", why.c_str());
+      std::exit(2);
+    }
   }
 
   ~Bench() {
@@ -108,9 +115,9 @@ class Bench {
     for (int i = 0; i < kSamples; ++i) us.push_back(replay());
     std::sort(us.begin(), us.end());
     std::printf("%-14s %-21s %-9s %d %3d x %4d %12ld bytes %9.2f us (%.2f to %.2f) %8.1f GB/s\n",
-                std::string(kCollectives[row_].name).c_str(), kRegimeNames[regime_],
-                atom_.c_str(), depth_, blocks_, threads_, static_cast<long>(items_ * 4), us[kSamples / 2], us.front(), us.back(),
-                items_ * 4 / us[kSamples / 2] / 1e3);
+                std::string(kCollectives[row_].name).c_str(), kRegimeNames[regime_], atom_.c_str(),
+                depth_, blocks_, threads_, static_cast<long>(items_ * 4), us[kSamples / 2],
+                us.front(), us.back(), items_ * 4 / us[kSamples / 2] / 1e3);
   }
 
  private:

@@ -10,7 +10,9 @@ struct AmpereAtom : GenericAtom {
   static constexpr const char* kName = "ampere";
   static constexpr int kLeast = 80;
 
-  __host__ __device__ static constexpr int slots(int depth) { return depth >= 8 ? 8 : depth >= 4 ? 4 : 2; }
+  __host__ __device__ static constexpr int slots(int depth) {
+    return depth < 1 || depth >= 8 ? 8 : depth >= 4 ? 4 : 2;
+  }
   static constexpr int scratch_bytes(int depth) {
     return slots(depth) * kMaxThreads * static_cast<int>(sizeof(uint4));
   }
@@ -18,7 +20,8 @@ struct AmpereAtom : GenericAtom {
   template <class Block>
   __device__ static void copy(Block& block, const Moves& moves, const Plan& plan, Range range) {
     if (range.begin >= range.end) return;
-    if (alignment(moves, plan, range) < kWidest) return GenericAtom::copy(block, moves, plan, range);
+    if (alignment(moves, plan, range) < kWidest)
+      return GenericAtom::copy(block, moves, plan, range);
     copy_ring(Team(block), block.scratch(), slots(block.depth()), moves, plan, range);
   }
 
@@ -79,7 +82,7 @@ struct AmpereAtom : GenericAtom {
     for (int s = 0; s < kSlots; ++s) start(s);
     for (int s = 0; !walk.done(); s = s + 1 < kSlots ? s + 1 : 0) {
       ptx::await_async<kSlots - 1>();
-      const uint4 v = slot[s * team.threads];
+      const uint4 v = ptx::load_shared_16(slot + s * team.threads);
       start(s);
       use(walk, v);
       walk.next();
@@ -94,8 +97,7 @@ struct AmpereAtom : GenericAtom {
   }
 
   __device__ __noinline__ static void copy_ring(Team team, char* scratch, int slots,
-                                                const Moves& moves, const Plan& plan,
-                                                Range range) {
+                                                const Moves& moves, const Plan& plan, Range range) {
     stream(
         slots, team, scratch, Walk(team, plan, range, moves.count),
         [&](const Walk& w) { return moves.src[moves.rank(w.box)] + w.src(); },

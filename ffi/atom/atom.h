@@ -13,9 +13,12 @@
 //       The matching access on the reading side; orders nothing else.
 //
 //   kLines                      whether it has lines; then also
-//   void put_line(Line* at, Pair, uint64_t flag), Pair get_line(const Line* at, uint64_t* flag)
+//   void put_line(Line* at, Pair, uint64_t flag, bool takes_part)
+//   Pair get_line(const Line* at, uint64_t* flag, bool takes_part)
 //       What each of kLineThreads neighbouring threads does with its piece of a line. Other ranks
 //       see the line whole or not at all; `flag` is the line's, and in the place of its last word.
+//       All threads of a warp call it together, also those that take no part.
+//   bool all_of_warp(bool)      whether it is true for all of them
 //
 //   Word load(const Word*)
 //       A load that starts where it stands in the program, so that it runs beside what follows.

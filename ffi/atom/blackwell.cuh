@@ -13,8 +13,7 @@ struct PairedMath {
     if constexpr (std::is_same_v<Op, Sum> && std::is_same_v<Acc, float> && n % 2 == 0) {
 #pragma unroll
       for (int k = 0; k < n; k += 2) {
-        const float2 sum =
-            ptx::add_pair({into[k], into[k + 1]}, {next[k], next[k + 1]});
+        const float2 sum = ptx::add_pair({into[k], into[k + 1]}, {next[k], next[k + 1]});
         into[k] = sum.x, into[k + 1] = sum.y;
       }
     } else {

@@ -6,9 +6,9 @@
 
 #include "atom/atom.h"
 #include "atom/ptx.cuh"
+#include "atom/tag.h"
 #include "layout/cursor.h"
 #include "layout/dtypes.h"
-#include "atom/tag.h"
 
 namespace purlin {
 
@@ -27,27 +27,25 @@ struct CudaFlags : CudaForms {
   }
   __device__ static Packet get_packet(const Packet* at) { return ptx::load_pair_relaxed_sys(at); }
 
-  // The last of the line's threads puts the flag in the place of its second word.
-  __device__ static void put_line(Line* at, Pair piece, uint64_t flag) {
+  // Lines are whole only if their threads run the access as one instruction. A barrier of a part of
+  // a warp does not bring threads together that went different ways before; one of the whole does.
+  __device__ static void put_line(Line* at, Pair piece, uint64_t flag, bool takes_part) {
     const int lane = threadIdx.x % kLineThreads;
     if (lane == kLineThreads - 1) piece.high = flag;
-    __syncwarp(line_mask());
-    ptx::store_piece_relaxed_sys(&at->piece[lane], piece);
+    __syncwarp();
+    if (takes_part) ptx::store_piece_relaxed_sys(&at->piece[lane], piece);
   }
-  __device__ static Pair get_line(const Line* at, uint64_t* flag) {
+  __device__ static Pair get_line(const Line* at, uint64_t* flag, bool takes_part) {
     const int lane = threadIdx.x % kLineThreads;
-    __syncwarp(line_mask());
-    const Pair piece = ptx::load_piece_relaxed_sys(&at->piece[lane]);
-    *flag = __shfl_sync(line_mask(), piece.high, kLineThreads - 1, kLineThreads);
+    Pair piece = {0, 0};
+    __syncwarp();
+    if (takes_part) piece = ptx::load_piece_relaxed_sys(&at->piece[lane]);
+    *flag = __shfl_sync(~0u, piece.high, kLineThreads - 1, kLineThreads);
     return piece;
   }
+  __device__ static bool all_of_warp(bool found) { return __all_sync(~0u, found); }
 
   __device__ static Word load(const Word* at) { return ptx::load_word(at); }
-
- private:
-  __device__ static uint32_t line_mask() {
-    return 0xffu << (threadIdx.x % 32 / kLineThreads * kLineThreads);
-  }
 };
 
 // Folds one accumulator after another.
@@ -60,11 +58,13 @@ struct PlainMath {
 };
 
 // What a thread works with in copy and reduce. The functions that do the work are called, so that
-// they exist once for all kernels; they take values, so that nothing of the block need be in memory.
+// they exist once for all kernels; they take values, so that nothing of the block need be in
+// memory.
 struct Team {
   int thread, threads;
+  __device__ Team(int thread, int threads) : thread(thread), threads(threads) {}
   template <class Block>
-  __device__ explicit Team(const Block& block) : thread(block.thread()), threads(block.threads()) {}
+  __device__ explicit Team(const Block& block) : Team(block.thread(), block.threads()) {}
 };
 
 // Loads and stores of up to sizeof(Widest) bytes.
@@ -91,7 +91,10 @@ struct LoadStore : CudaFlags {
   // The widest access that fits all rows of all boxes.
   __device__ static int alignment(const Moves& moves, const Plan& plan, Range range) {
     uint64_t all = range.begin | range.end;
-    for (int p = 0; p < moves.count; ++p) all |= address(moves.dst[p]) | address(moves.src[p]);
+    for (int i = 0; i < moves.count; ++i) {
+      const int p = moves.rank(i);
+      all |= address(moves.dst[p]) | address(moves.src[p]);
+    }
     return alignment(all, plan);
   }
   __device__ static int alignment(uint64_t all, const Plan& plan) {
@@ -154,13 +157,17 @@ struct LoadStore : CudaFlags {
   __device__ __noinline__ static void reduce_team(Team team, char* dst, const char* const* src,
                                                   int world, const Plan& plan, Range range) {
     if (range.begin >= range.end) return;
-    uint64_t all = address(dst) | range.begin | range.end;
+    uint64_t all = address(dst) | range.begin;
     for (int q = 0; q < world; ++q) all |= address(src[q]);
-    const int width = alignment(all, plan);
-    if (width == kWidest)
-      fold<T, Acc, Op, Widest>(team, dst, src, world, plan, range);
+    if (plan.contiguous() && alignment(all, plan) == kWidest) {
+      const Range whole = {range.begin, range.end / kWidest * kWidest};
+      fold_runs<T, Acc, Op>(team, dst, src, world, whole);
+      range.begin = whole.end;
+    }
+    if (alignment(all | range.begin | range.end, plan) == kWidest)
+      fold_boxes<T, Acc, Op, Widest>(team, dst, src, world, plan, range);
     else
-      fold<T, Acc, Op, T>(team, dst, src, world, plan, range);
+      fold_boxes<T, Acc, Op, T>(team, dst, src, world, plan, range);
   }
 
  private:
@@ -211,36 +218,53 @@ struct LoadStore : CudaFlags {
     }
   }
 
-  // V holds one or more items. Several V of a rank are in flight before the first is folded.
-  template <class T, class Acc, class Op, class V>
-  __device__ static void fold(Team team, char* dst, const char* const* src, int world,
-                              const Plan& plan, Range range) {
-    constexpr int kFly = sizeof(V) == 16 ? 4 : sizeof(V) > 16 ? 2 : 1;
+  // Several vectors of two ranks are in flight before the first is folded: near and far memory are
+  // then busy at once.
+  template <class T, class Acc, class Op>
+  __device__ static void fold_runs(Team team, char* dst, const char* const* src, int world,
+                                   Range range) {
+    using V = Widest;
+    constexpr int kFly = 64 / sizeof(V);
     const int64_t step = team.threads * static_cast<int64_t>(sizeof(V));
     int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
-    if (at >= range.end) return;
-    const bool run = plan.contiguous();
-    Cursor cursor(plan, at, step);
     for (; at < range.end; at += kFly * step) {
-      int64_t from[kFly], to[kFly];
-#pragma unroll
-      for (int i = 0; i < kFly; ++i) {
-        from[i] = run ? at + i * step : cursor.src();
-        to[i] = run ? at + i * step : cursor.dst();
-        if (!run) cursor.next();
-      }
       Folded<T, Acc, Op, V> folded[kFly];
-      for (int q = 0; q < world; ++q) {
-        V v[kFly];
+#pragma unroll 1
+      for (int q = 0; q < world; q += 2) {
+        const bool two = q + 1 < world;
+        V v[2][kFly];
 #pragma unroll
-        for (int i = 0; i < kFly; ++i)
-          if (at + i * step < range.end) v[i] = ptx::load<V>(src[q] + from[i]);
+        for (int i = 0; i < kFly; ++i) {
+          if (at + i * step >= range.end) break;
+          v[0][i] = ptx::load<V>(src[q] + at + i * step);
+          if (two) v[1][i] = ptx::load<V>(src[q + 1] + at + i * step);
+        }
 #pragma unroll
-        for (int i = 0; i < kFly; ++i) folded[i].add(v[i], q == 0);
+        for (int i = 0; i < kFly; ++i) {
+          folded[i].add(v[0][i], q == 0);
+          if (two) folded[i].add(v[1][i], false);
+        }
       }
 #pragma unroll
       for (int i = 0; i < kFly; ++i)
-        if (at + i * step < range.end) ptx::store(dst + to[i], folded[i].result());
+        if (at + i * step < range.end) ptx::store(dst + at + i * step, folded[i].result());
+    }
+  }
+
+  // V holds one or more items.
+  template <class T, class Acc, class Op, class V>
+  __device__ static void fold_boxes(Team team, char* dst, const char* const* src, int world,
+                                    const Plan& plan, Range range) {
+    const int64_t step = team.threads * static_cast<int64_t>(sizeof(V));
+    int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
+    if (at >= range.end) return;
+    Cursor cursor(plan, at, step);
+#pragma unroll 1
+    for (; at < range.end; at += step, cursor.next()) {
+      Folded<T, Acc, Op, V> folded;
+#pragma unroll 1
+      for (int q = 0; q < world; ++q) folded.add(ptx::load<V>(src[q] + cursor.src()), q == 0);
+      ptx::store(dst + cursor.dst(), folded.result());
     }
   }
 };

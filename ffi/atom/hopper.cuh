@@ -40,6 +40,7 @@ struct Bulk : Base {
   }
 
  private:
+  static constexpr int kWarp = 32;
   static constexpr int64_t kLeastRun = 8192;
 
   struct alignas(128) Ring {
@@ -103,10 +104,18 @@ struct Bulk : Base {
   };
 
   __device__ __noinline__ static void copy_any(Team team, char* scratch, int depth,
-                                               const Moves& moves, const Plan& plan,
-                                               Range range) {
+                                               const Moves& moves, const Plan& plan, Range range) {
     const Range bulk = bulk_part(plan, range, Base::alignment(moves, plan, {0, 0}));
-    if (bulk.begin < bulk.end && team.thread == 0) copy_bulk(scratch, depth, moves, plan, bulk);
+    if (bulk.begin < bulk.end) {
+      // One thread starts the copies from or to peers; the other warps do the rank's own.
+      const bool split = moves.count > 1 && team.threads > kWarp;
+      const int far = split ? moves.count - 1 : moves.count;
+      if (team.thread == 0)
+        copy_bulk(scratch, depth, moves.part(0, far), plan, bulk);
+      else if (split && team.thread >= kWarp)
+        Base::copy_team({team.thread - kWarp, team.threads - kWarp}, moves.part(far, moves.count),
+                        plan, bulk);
+    }
     Base::copy_team(team, moves, plan, {bulk.end, range.end});
   }
 
@@ -158,15 +167,14 @@ struct Bulk : Base {
     Range bulk = bulk_part(plan, range, Base::alignment(all, plan));
     if (!plan.contiguous()) bulk.end = bulk.begin;
     __syncthreads();  // the ring is the block's, and its phases are read by all
-    if (bulk.begin < bulk.end)
-      reduce_bulk<T, Acc, Op>(team, scratch, depth, dst, src, world, bulk);
+    if (bulk.begin < bulk.end) reduce_bulk<T, Acc, Op>(team, scratch, depth, dst, src, world, bulk);
     Base::template reduce_team<T, Acc, Op>(team, dst, src, world, plan, {bulk.end, range.end});
   }
 
   // A stage holds a tile of every rank. Threads store results themselves.
   template <class T, class Acc, class Op>
   __device__ static void reduce_bulk(Team team, char* scratch, int depth, char* dst,
-                                                  const char* const* src, int world, Range range) {
+                                     const char* const* src, int world, Range range) {
     Ring& ring = ring_of(scratch);
     char* stages = stages_of(scratch);
     const int used = depth >= 4 ? depth / 2 : 1;
@@ -198,7 +206,7 @@ struct Bulk : Base {
       for (int i = team.thread * 16; i < bytes; i += team.threads * 16) {
         typename Base::template Folded<T, Acc, Op, uint4> folded;
         for (int q = 0; q < world; ++q)
-          folded.add(*reinterpret_cast<const uint4*>(tiles + q * tile + i), q == 0);
+          folded.add(ptx::load_shared_16(tiles + q * tile + i), q == 0);
         ptx::store(dst + at + i, folded.result());
       }
       full.next(used);

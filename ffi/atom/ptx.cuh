@@ -88,6 +88,16 @@ __device__ inline uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
+// Sixteen bytes of shared memory in one access.
+__device__ inline uint4 load_shared_16(const void* at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared_address(at))
+               : "memory");
+  return v;
+}
+
 // Copies sixteen bytes to shared memory while the thread goes on (sm_80).
 __device__ inline void copy_async_16(void* to, const char* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from)
@@ -107,10 +117,10 @@ __device__ inline void init_barrier(uint64_t* barrier, uint32_t arrivals) {
                : "memory");
 }
 __device__ inline void expect_bytes(uint64_t* barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
 }
 __device__ inline void await_barrier(uint64_t* barrier, uint32_t parity) {
   uint32_t done = 0;
@@ -172,8 +182,8 @@ __device__ inline Wide load<Wide>(const char* at) {
 }
 template <>
 __device__ inline void store<Wide>(char* at, const Wide& v) {
-  asm volatile("st.global.v4.u64 [%0], {%1, %2, %3, %4};" ::"l"(at), "l"(v.word[0]),
-               "l"(v.word[1]), "l"(v.word[2]), "l"(v.word[3])
+  asm volatile("st.global.v4.u64 [%0], {%1, %2, %3, %4};" ::"l"(at), "l"(v.word[0]), "l"(v.word[1]),
+               "l"(v.word[2]), "l"(v.word[3])
                : "memory");
 }
 

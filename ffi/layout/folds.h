@@ -37,10 +37,10 @@ struct Carrier {
 
   using Part = std::conditional_t<kSum, typename Parts<Item>::Type, Item>;
   using PartAcc = std::conditional_t<kSum, typename Parts<Acc>::Type, Acc>;
-  using type = std::conditional_t<
-      kBits, Dtype<uint64_t, uint64_t>,
-      std::conditional_t<kSum || std::is_same_v<Op, Prod>,
-                         Dtype<Unsigned<Part>, Unsigned<PartAcc>>, Type>>;
+  using type =
+      std::conditional_t<kBits, Dtype<uint64_t, uint64_t>,
+                         std::conditional_t<kSum || std::is_same_v<Op, Prod>,
+                                            Dtype<Unsigned<Part>, Unsigned<PartAcc>>, Type>>;
 };
 
 template <class Type, class Op>
@@ -50,7 +50,7 @@ inline constexpr bool kIsCarrier = std::is_same_v<typename Carrier<Type, Op>::ty
 template <class Type>
 constexpr int place_of_dtype() {
   int place = 0, found = -1;
-#define PURLIN_ROW(name, item, accumulator)                                  \
+#define PURLIN_ROW(name, item, accumulator)                                       \
   if (std::is_same_v<Type, Dtype<item, accumulator>> && found < 0) found = place; \
   ++place;
   PURLIN_REDUCE_DTYPES(PURLIN_ROW)
@@ -60,7 +60,7 @@ constexpr int place_of_dtype() {
 template <class Op>
 constexpr int place_of_op() {
   int place = 0, found = -1;
-#define PURLIN_ROW(name, functor)                                 \
+#define PURLIN_ROW(name, functor)                              \
   if (std::is_same_v<Op, functor> && found < 0) found = place; \
   ++place;
   PURLIN_REDUCE_OPS(PURLIN_ROW)

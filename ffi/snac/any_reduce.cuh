@@ -37,7 +37,8 @@ __device__ void fold_if(int fold, Slots& slots, int world) {
 }
 template <class Op>
 __device__ void fold_types(int fold, Slots& slots, int world) {
-#define PURLIN_ROW(name, item, accumulator) fold_if<Dtype<item, accumulator>, Op>(fold, slots, world);
+#define PURLIN_ROW(name, item, accumulator) \
+  fold_if<Dtype<item, accumulator>, Op>(fold, slots, world);
   PURLIN_REDUCE_DTYPES(PURLIN_ROW)
 #undef PURLIN_ROW
 }
@@ -103,7 +104,7 @@ struct AnyReduce {
         block, call, operand, ahead, first, [&](int u, int words, const Unit& own) {
           Slots slots = {};
           for_each_rank<Form, Atom>(
-              block, call, epoch, first_place + Form::place(u), own,
+              block, call, epoch, first_place + Form::place(u), u < Form::units(words), own,
               [&](int q, const Unit& unit) { memcpy(slots.of[q], &unit, sizeof unit); });
           fold_slots(call.fold, slots, call.world);
           Unit result;

@@ -20,7 +20,7 @@ struct Call {
   int32_t rank = 0;
   int32_t world = 1;
   int32_t operands = 0;
-  uint32_t tag = 0;             // of the call site: ranks that run different calls must not meet
+  uint32_t tag = 0;  // of the call site: ranks that run different calls must not meet
   Capacity capacity;
   Window<Packet> window[kMaxRanks];
   Operand operand[kMaxOperands];

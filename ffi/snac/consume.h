@@ -23,10 +23,11 @@ namespace purlin {
 inline constexpr int kTogether = 4;  // accesses that a thread starts before it needs the first
 
 // Calls use(q, unit) for a unit of each rank q, in ascending order; `own` is this rank's. Waits for
-// several peers at once: a look costs a round trip, and a place in the code for its rare ends.
+// several peers at once: a look costs a round trip, and a place in the code for its rare ends. A
+// thread that takes no part only keeps its warp together.
 template <class Form, class Atom, class Block, class Packet, class Use>
 PURLIN_RANK void for_each_rank(Block& block, const Call<Packet>& call, uint64_t epoch, int place,
-                               const typename Form::Unit& own, Use use) {
+                               bool takes_part, const typename Form::Unit& own, Use use) {
   const uint64_t expected = Atom::flag(epoch, call.tag);
   const auto* parcels = Form::row(call, call.rank, 0, epoch) + place;
   PURLIN_ROLLED
@@ -39,7 +40,7 @@ PURLIN_RANK void for_each_rank(Block& block, const Call<Packet>& call, uint64_t 
       for (int j = 0; j < kTogether; ++j) {
         const int q = first + j;
         if (q < call.world && q != call.rank)
-          parcel[j] = Form::get(parcels + q * Form::row_length(call));
+          parcel[j] = Form::get(parcels + q * Form::row_length(call), takes_part);
       }
       PURLIN_UNROLLED
       for (int j = 0; j < kTogether; ++j) {
@@ -48,14 +49,15 @@ PURLIN_RANK void for_each_rank(Block& block, const Call<Packet>& call, uint64_t 
         missing = q;
         seen = Form::flag_of(parcel[j]);
       }
-      if (missing < 0) break;
-      block.stalled({Phase::kPacket, missing}, expected, seen);
+      if (!takes_part) missing = -1;
+      if (Form::all(missing < 0)) break;
+      if (missing >= 0) block.stalled({Phase::kPacket, missing}, expected, seen);
     }
     block.relax();
     PURLIN_UNROLLED
     for (int j = 0; j < kTogether; ++j) {
       const int q = first + j;
-      if (q < call.world) use(q, q == call.rank ? own : Form::payload(parcel[j]));
+      if (q < call.world && takes_part) use(q, q == call.rank ? own : Form::payload(parcel[j]));
     }
   }
 }
@@ -80,7 +82,7 @@ PURLIN_RANK void for_each_unit(const Block& block, const Call<Packet>& call, con
   const int words = View<Word, char>::count(plan);
   const View<Word, const char> own(operand.src + call.rank * plan.src_step, plan, plan.src_stride);
   const Stride<Block> stride(block);
-  for (int u = stride.first; u < Form::units(words); u += stride.step)
+  for (int u = stride.first; Form::goes_on(u, Form::units(words)); u += stride.step)
     use(u, words, ahead && u == stride.first ? first : Form::load(own, u, words));
 }
 
@@ -92,8 +94,11 @@ struct CopyConsumer {
   PURLIN_RANK void pull(Block& block, const Call<Packet>& call, const Operand& operand,
                         const char* const* from, Range part) const {
     const Plan& plan = operand.plan;
-    const Moves moves = {
-        {nullptr, operand.dst, plan.dst_step}, {from, nullptr, 0}, call.peer(1), call.world};
+    const Moves moves = {{nullptr, operand.dst, plan.dst_step},
+                         {from, nullptr, 0},
+                         call.peer(1),
+                         call.world,
+                         call.world};
     Atom::copy(block, moves, plan, part);
   }
 
@@ -103,15 +108,14 @@ struct CopyConsumer {
                           const typename Form::Unit& first) const {
     const Plan& plan = operand.plan;
     for_each_unit<Form, View>(
-        block, call, operand, ahead, first,
-        [&](int u, int words, const typename Form::Unit& own) {
-          for_each_rank<Form, Atom>(
-              block, call, epoch, first_place + Form::place(u), own,
-              [&](int q, const typename Form::Unit& unit) {
-                const View<typename Form::Word, char> to(operand.dst + q * plan.dst_step, plan,
-                                                         plan.dst_stride);
-                Form::store(to, u, words, unit);
-              });
+        block, call, operand, ahead, first, [&](int u, int words, const typename Form::Unit& own) {
+          for_each_rank<Form, Atom>(block, call, epoch, first_place + Form::place(u),
+                                    u < Form::units(words), own,
+                                    [&](int q, const typename Form::Unit& unit) {
+                                      const View<typename Form::Word, char> to(
+                                          operand.dst + q * plan.dst_step, plan, plan.dst_stride);
+                                      Form::store(to, u, words, unit);
+                                    });
         });
   }
 };
@@ -137,8 +141,8 @@ struct ReduceConsumer {
     for_each_unit<Form, View>(
         block, call, operand, ahead, first, [&](int u, int words, const Unit& own) {
           Acc acc[kItems] = {};
-          for_each_rank<Form, Atom>(block, call, epoch, first_place + Form::place(u), own,
-                                    [&](int q, const Unit& unit) {
+          for_each_rank<Form, Atom>(block, call, epoch, first_place + Form::place(u),
+                                    u < Form::units(words), own, [&](int q, const Unit& unit) {
                                       T items[kItems];
                                       memcpy(items, &unit, sizeof items);
                                       for (int k = 0; k < kItems; ++k)

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "atom/ptx.cuh"
-#include "snac/call.h"
 #include "atom/tag.h"
+#include "snac/call.h"
 #include "snac/watch.h"
 
 namespace purlin {

@@ -24,6 +24,7 @@ struct Packets {
   using Unit = purlin::Unit<Word, 1>;
 
   PURLIN_HD static int units(int words) { return words; }
+  PURLIN_HD static bool goes_on(int unit, int units) { return unit < units; }
   PURLIN_HD static int places(int words) { return words; }
   PURLIN_HD static int place(int unit) { return unit; }
 
@@ -40,16 +41,14 @@ struct Packets {
     return call.window[owner].packets(epoch, source, call.world, call.capacity);
   }
   PURLIN_RANK static int row_length(const Call<Packet>& call) { return call.capacity.packets; }
-  PURLIN_RANK static void put(Packet* at, const Unit& what, uint64_t epoch, uint64_t tag) {
-    Atom::put_packet(at, Atom::make_packet(what.word[0], epoch, tag));
-  }
-  PURLIN_RANK static Parcel get(const Packet* at) { return Atom::get_packet(at); }
+  PURLIN_RANK static Parcel get(const Packet* at, bool) { return Atom::get_packet(at); }
+  PURLIN_RANK static bool all(bool found) { return found; }
   PURLIN_RANK static uint64_t flag_of(const Parcel& parcel) { return Atom::flag_of(parcel); }
   PURLIN_RANK static Unit payload(const Parcel& parcel) { return {Atom::payload(parcel)}; }
 };
 
 // Eight neighbouring threads carry a line: seven of them two words each, the last one a word and
-// the flag.
+// the flag. A warp goes through its lines together.
 template <class Atom>
 struct Lines {
   using Word = typename Atom::Word;
@@ -62,6 +61,8 @@ struct Lines {
 
   PURLIN_HD static int places(int words) { return (words + kWords - 1) / kWords; }
   PURLIN_HD static int units(int words) { return places(words) * kThreads; }
+  // For a whole warp as long as any of it has a unit.
+  PURLIN_HD static bool goes_on(int unit, int units) { return unit / kWarp * kWarp < units; }
   PURLIN_HD static int place(int unit) { return unit / kThreads; }
 
   template <class View>
@@ -83,20 +84,22 @@ struct Lines {
     return call.window[owner].lines(epoch, source, call.world, call.capacity);
   }
   PURLIN_RANK static int row_length(const Call<Packet>& call) { return call.capacity.lines; }
-  PURLIN_RANK static void put(Line* at, const Unit& what, uint64_t epoch, uint64_t tag) {
-    Atom::put_line(at, {what.word[0], what.word[1]}, Atom::flag(epoch, tag));
+  PURLIN_RANK static void put(Line* at, const Unit& what, uint64_t flag, bool takes_part) {
+    Atom::put_line(at, {what.word[0], what.word[1]}, flag, takes_part);
   }
-  PURLIN_RANK static Parcel get(const Line* at) {
+  PURLIN_RANK static Parcel get(const Line* at, bool takes_part) {
     Parcel parcel;
-    parcel.piece = Atom::get_line(at, &parcel.flag);
+    parcel.piece = Atom::get_line(at, &parcel.flag, takes_part);
     return parcel;
   }
+  PURLIN_RANK static bool all(bool found) { return Atom::all_of_warp(found); }
   PURLIN_RANK static uint64_t flag_of(const Parcel& parcel) { return parcel.flag; }
   PURLIN_RANK static Unit payload(const Parcel& parcel) {
     return {parcel.piece.low, parcel.piece.high};
   }
 
  private:
+  static constexpr int kWarp = 32;
   static constexpr int kThreads = Atom::kLineThreads;
   static constexpr int kWords = Atom::kLineWords;
 

@@ -48,7 +48,7 @@ struct HostReduce {
       for (int j = 0; j < together; ++j) {
         const int i = u * together + j;
         for_each_rank<Form, Atom>(
-            block, call, epoch, first_packet + i, {own.template load<Atom>(i)},
+            block, call, epoch, first_packet + i, true, {own.template load<Atom>(i)},
             [&](int q, const typename Form::Unit& unit) { words[q][j] = unit.word[0]; });
       }
       for (int q = 0; q < call.world; ++q) from[q] = reinterpret_cast<const char*>(words[q]);

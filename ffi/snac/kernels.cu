@@ -72,8 +72,7 @@ bool with_usual(std::string_view op, std::string_view dtype, F f) {
 }
 
 Kernel find(const Wanted& wanted) {
-  if (wanted.consume == Consume::kCopy)
-    return find<CopyConsumer<Atom>>(wanted.regime, wanted.flat);
+  if (wanted.consume == Consume::kCopy) return find<CopyConsumer<Atom>>(wanted.regime, wanted.flat);
   Kernel found;
   if (with_usual(wanted.op, wanted.dtype, [&](auto consumer) {
         found = find<decltype(consumer)>(wanted.regime, wanted.flat);

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "snac/call.h"
 #include "atom/tag.h"
+#include "snac/call.h"
 
 namespace purlin {
 

@@ -19,9 +19,10 @@ enum class Regime : uint8_t {
   kComposed,
   kZeroStagingComposed,
 };
-inline constexpr const char* kRegimeNames[] = {
-    "meet",         "packet",            "line",     "staged",
-    "zero_staging", "zero_staging_push", "composed", "zero_staging_composed"};
+inline constexpr const char* kRegimeNames[] = {"meet",         "packet",
+                                               "line",         "staged",
+                                               "zero_staging", "zero_staging_push",
+                                               "composed",     "zero_staging_composed"};
 inline constexpr int kNumRegimes = sizeof(kRegimeNames) / sizeof(kRegimeNames[0]);
 
 // Number of the regime called `name`, or -1.

@@ -132,13 +132,13 @@ PURLIN_RANK void line(Block& block, const Call<typename Atom::Packet>& call,
   for (int o = 0; o < call.operands; ++o) {
     const Operand& operand = call.operand[o];
     const int words = View<Word, char>::count(operand.plan);
-    for (int u = stride.first; u < Form::units(words); u += stride.step)
+    for (int u = stride.first; Form::goes_on(u, Form::units(words)); u += stride.step)
       for (int step = 1; step < call.world; ++step) {
         const int p = call.peer(step);
         const View<Word, const char> box(operand.src + p * operand.plan.src_step, operand.plan,
                                          operand.plan.src_stride);
         Form::put(Form::row(call, p, call.rank, epoch) + first + Form::place(u),
-                  Form::load(box, u, words), epoch, call.tag);
+                  Form::load(box, u, words), Atom::flag(epoch, call.tag), u < Form::units(words));
       }
     first += Form::places(words);
   }
@@ -192,8 +192,11 @@ PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packe
   leave(block, call, epoch);
   for (int o = 0; o < call.operands; ++o) {
     const Plan& plan = call.operand[o].plan;
-    const Moves moves = {
-        {to[o], nullptr, 0}, {nullptr, call.operand[o].src, plan.src_step}, call.peer(1), call.world};
+    const Moves moves = {{to[o], nullptr, 0},
+                         {nullptr, call.operand[o].src, plan.src_step},
+                         call.peer(1),
+                         call.world,
+                         call.world};
     Atom::copy(block, moves, plan, own_part(block, plan));
   }
   part(block, call, epoch);
@@ -255,8 +258,7 @@ PURLIN_RANK void run_waiting(Block& block, Regime regime, bool flat,
     case Regime::kZeroStaging: return zero_staging<Atom>(block, call, consumer);
     case Regime::kZeroStagingPush: return zero_staging_push<Atom>(block, call);
     case Regime::kComposed: return composed<Atom>(block, call, consumer);
-    case Regime::kZeroStagingComposed:
-      return zero_staging_composed<Atom>(block, call, consumer);
+    case Regime::kZeroStagingComposed: return zero_staging_composed<Atom>(block, call, consumer);
   }
 }
 

@@ -32,8 +32,8 @@ inline PURLIN_HD int64_t part_bytes(int64_t staging, int blocks) {
 }
 
 // For `boxes[o]` boxes of at most bytes[o] bytes in each operand, shared by `blocks` blocks.
-PURLIN_COLD_HD inline Rounds divide(int operands, const int64_t* bytes, const int* boxes, int blocks,
-                               int64_t staging) {
+PURLIN_COLD_HD inline Rounds divide(int operands, const int64_t* bytes, const int* boxes,
+                                    int blocks, int64_t staging) {
   Rounds rounds;
   int64_t all = 0, least = 0, share_of[kMaxOperands] = {};
   for (int o = 0; o < operands; ++o) {
@@ -126,6 +126,7 @@ PURLIN_RANK void staged(Block& block, const Call<typename Atom::Packet>& call,
       const Moves moves = {{nullptr, staging.box(call.rank, epoch, o, 0, slice), rounds.chunk[o]},
                            {nullptr, operand.src, plan.src_step},
                            0,
+                           boxes,
                            boxes};
       Atom::copy(block, moves, plan, slice);
     }
@@ -158,8 +159,7 @@ PURLIN_RANK void composed(Block& block, const Call<typename Atom::Packet>& call,
     for (int o = 0; o < call.operands; ++o)
       for (int p = 0; p < call.world; ++p) {
         const Range slice = staging.slice(piece(o, p), o, k);
-        Atom::copy(block,
-                   one_move(staging.box(call.rank, epoch, o, p, slice), call.operand[o].src),
+        Atom::copy(block, one_move(staging.box(call.rank, epoch, o, p, slice), call.operand[o].src),
                    call.operand[o].plan, slice);
       }
     await_peers(block, call, epoch);

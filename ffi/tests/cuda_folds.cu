@@ -2,7 +2,8 @@
 //
 //   cuda_folds ITEMS
 //
-// The host's folds are proved against numpy in Python. A NaN is any NaN: processors differ in which.
+// The host's folds are proved against numpy in Python. A NaN is any NaN: processors differ in
+// which.
 #include <cuda_runtime.h>
 
 #include <cstdint>

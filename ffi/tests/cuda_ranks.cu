@@ -112,8 +112,8 @@ class Ranks {
     for (const CudaCall& call : calls) flat = flat && is_flat(call);
     Regime regime = job.regime;
     if (!refuse<CudaForms>(calls[0], regime, job.blocks).empty()) regime = Regime::kZeroStaging;
-    const Kernel kernel = find_kernel(
-        {atom_, regime, kCollectives[job.row].consume, "sum", job.dtype(), flat});
+    const Kernel kernel =
+        find_kernel({atom_, regime, kCollectives[job.row].consume, "sum", job.dtype(), flat});
     if (kernel.function == nullptr) {
       std::fprintf(stderr, "no kernel for regime %s\n", kRegimeNames[static_cast<int>(regime)]);
       std::exit(1);

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "atom/tag.h"
 #include "layout/derive.h"
 #include "layout/dtypes.h"
 #include "snac/call.h"
 #include "snac/regime.h"
-#include "atom/tag.h"
 
 namespace purlin {
 

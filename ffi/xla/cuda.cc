@@ -9,12 +9,12 @@
 #include <memory>
 #include <mutex>
 
+#include "atom/tag.h"
 #include "domain/peer/domain.h"
 #include "domain/peer/watcher.h"
 #include "domain/site.h"
 #include "snac/kernels.h"
 #include "snac/refuse.h"
-#include "atom/tag.h"
 #include "xla/operands.h"
 #include "xla/site.h"
 
@@ -33,8 +33,8 @@ struct CudaSite {
   }
 
   Kernel find(bool flat) const {
-    return find_kernel({site.atom, site.regime, site.collective().consume, site.reduce, site.dtype,
-                        flat});
+    return find_kernel(
+        {site.atom, site.regime, site.collective().consume, site.reduce, site.dtype, flat});
   }
 
   const Site site;

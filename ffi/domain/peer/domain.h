@@ -47,8 +47,9 @@ class Domain {
   // Of each window of a group of `world` ranks.
   static Capacity capacity(int world);
 
-  // Fills call.capacity and call.window for a group of device ordinals of `partition` (all groups, one after
-  // another). Only arithmetic: no CUDA call. Throws std::runtime_error when the arena is full.
+  // Fills call.capacity and call.window for a group of device ordinals of `partition` (all groups,
+  // one after another). Only arithmetic: no CUDA call. Throws std::runtime_error when the arena is
+  // full.
   void attach(const std::vector<int64_t>& partition, int world, const std::vector<int>& ordinals,
               CudaCall& call);
 

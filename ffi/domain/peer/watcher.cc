@@ -7,9 +7,9 @@
 #include <mutex>
 #include <thread>
 
+#include "atom/tag.h"
 #include "domain/counters.h"
 #include "domain/peer/domain.h"
-#include "atom/tag.h"
 
 namespace purlin::peer {
 namespace {
