@@ -47,11 +47,13 @@ def status(args: argparse.Namespace) -> int:
     found = table(arch)
     print(f"policy {found['arch']} for {arch}, Atom {found['atom']}:")
     for row in found["rows"]:
-        print(f"  world {row['world']} ({row['source']})")
+        ops = ", ".join(row.get("ops", ["all ops"]))
+        print(f"  world {row['world']}, {ops} ({row['source']})")
         for band in row["bands"]:
             limit = band["up_to_bytes"]
             size = "any size" if limit is None else f"up to {limit} bytes a pair"
-            print(f"    {size}: {band['regime']}, {band['blocks'] or 'as many'} blocks")
+            atom = f", Atom {band['atom']}" if "atom" in band else ""
+            print(f"    {size}: {band['regime']}, {band['blocks'] or 'as many'} blocks{atom}")
     return 0
 
 

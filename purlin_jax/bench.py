@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import purlin_jax as purlin
 from purlin_jax import domain
 from purlin_jax.measure import Sampler, interleaved, pipelined, require_collectives, spread
-from purlin_jax.policy import Policy, choose
+from purlin_jax.policy import Policy, Traffic, choose
 
 STEP = "x <- op(x) * w, 200 dependent steps a program, 10 in flight (20 and 2 for large)"
 
@@ -124,7 +124,8 @@ def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> 
     device = setup.mesh.devices.flat[0]
     world = setup.mesh.size
     pair = nbytes if op == "all_reduce" else nbytes // world
-    choice = choose(setup.policy, op, domain.arch(setup.platform, setup.mesh), world, pair)
+    traffic = Traffic(pair, capacity=domain.capacity(setup.platform, world))
+    choice = choose(setup.policy, op, domain.arch(setup.platform, setup.mesh), world, traffic)
     ours = impl == "purlin"
     found = spread(us)
     return {

@@ -149,6 +149,23 @@ def arch(platform: str, mesh: Any) -> str:
     return "sm_" + mesh.devices.flat[0].compute_capability.replace(".", "")
 
 
+def atom(platform: str, wanted: str, forced: bool) -> str:
+    """`wanted` where the binary has it, else the newest in it; a forced one must be there."""
+    if platform == "cpu" or wanted in cuda.atoms:
+        return wanted
+    if forced:
+        raise ValueError(
+            f"purlin.policy: the binary has no Atom {wanted!r}; take one of {sorted(cuda.atoms)}, "
+            "or build for a newer architecture (CMAKE_CUDA_ARCHITECTURES)"
+        )
+    return max(cuda.atoms, key=cuda.atoms.get)
+
+
+def capacity(platform: str, world: int) -> dict[str, int]:
+    """Bytes from one rank to another that the windows hold, in regimes that have such a limit."""
+    return cuda.capacity(world) if platform == "cuda" else {}
+
+
 def native_regimes() -> dict[tuple[str, str], int]:
     """How often native code ran each (collective, regime) in this process.
 

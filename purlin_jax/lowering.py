@@ -27,7 +27,7 @@ from purlin_jax._compat import (
 )
 from purlin_jax.backend import fall_back
 from purlin_jax.lax_forms import lax_equivalent
-from purlin_jax.policy import choose
+from purlin_jax.policy import Traffic, choose
 from purlin_jax.primitive import Params, collective_p
 
 
@@ -145,17 +145,19 @@ def _along_automatic_axes(call: _Call) -> Any:
 
 def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) -> dict[str, Any]:
     """What the handler reads; ffi/xla/site.h is its other side."""
-    pair_bytes = sum(
-        _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)["bytes"]
+    plans = [
+        _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)
         for x, s, c in zip(avals, params.split, params.concat, strict=True)
-    )
-    choice = choose(params.policy, params.op, domain.arch(platform, mesh), params.world, pair_bytes)
+    ]
+    item_bytes = avals[0].dtype.itemsize if params.reduce else 1
+    traffic = Traffic.of(plans, item_bytes, domain.capacity(platform, params.world))
+    choice = choose(params.policy, params.op, domain.arch(platform, mesh), params.world, traffic)
     return {
         "op": params.op,
         "reduce": params.reduce,
         "dtype": avals[0].dtype.name if params.reduce else "",
         "regime": choice.regime,
-        "atom": choice.atom,
+        "atom": domain.atom(platform, choice.atom, bool(params.policy.atom)),
         "blocks": np.int64(choice.blocks),
         "threads": np.int64(choice.threads),
         "depth": np.int64(choice.depth),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Self
 
 import jax
 
@@ -25,8 +27,8 @@ class Policy:
     Attributes:
       regime: one of REGIMES; "auto" leaves it to the table.
       blocks: blocks of each rank's kernel, 1 to 64; 0 leaves it to the table.
-      atom: the Atom of a GPU's kernels ("generic", "ampere", "hopper", "blackwell"); "" leaves it to
-        the table.
+      atom: of a GPU's kernels: "generic", "ampere", "hopper", "blackwell"; "" leaves it to the
+        table.
       depth: stages of the Atom's ring in shared memory, 1 to 8; 0 leaves it to the table.
       staging_bytes: what a call may use of one half of the staging ("staged" and "composed"); 0
         for all of it. More rounds where data does not fit.
@@ -88,30 +90,81 @@ class Choice:
     staging_bytes: int
 
 
-def _tables() -> list[str]:
+@dataclass(frozen=True)
+class Traffic:
+    """What a call moves from each rank to each peer.
+
+    Attributes:
+      nbytes: of all operands together.
+      item_bytes: of an element, in reductions; 1 for copies.
+      packed: whether the blocks have no gaps on the sender's side, and on the receiver's.
+      capacity: bytes that the windows of a group hold, for regimes that have such a limit.
+    """
+
+    nbytes: int
+    item_bytes: int = 1
+    packed: tuple[bool, bool] = (True, True)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plans: Iterable[dict[str, Any]], item_bytes: int, capacity: dict[str, int]) -> Self:
+        """Of the box plans of all operands."""
+        known = list(plans)
+        sides = (all(p["src_packed"] for p in known), all(p["dst_packed"] for p in known))
+        return cls(sum(p["bytes"] for p in known), item_bytes, sides, capacity)
+
+
+def own_folder() -> Path:
+    """Where tables lie that go before those of the package: PURLIN_POLICIES, else a folder among
+    the user's configuration. `python -m purlin_jax tune` writes there."""
+    given = os.environ.get("PURLIN_POLICIES")
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(given) if given else Path(base) / "purlin_jax" / "policies"
+
+
+def _tables() -> dict[str, Traversable | Path]:
     folder = resources.files("purlin_jax").joinpath("policies")
-    return sorted(f.name.removesuffix(".json") for f in folder.iterdir())
+    found: dict[str, Traversable | Path] = {
+        f.name.removesuffix(".json"): f for f in folder.iterdir()
+    }
+    own = own_folder()
+    found.update({f.stem: f for f in sorted(own.glob("*.json"))} if own.is_dir() else {})
+    return found
 
 
 @cache
 def table(arch: str) -> dict[str, Any]:
-    """The policy table of `arch`; of the newest older GPU generation where it has none."""
-    names = _tables()
-    if arch not in names:
-        older = [n for n in names if n.startswith("sm_") and int(n[3:]) <= int(arch[3:])]
-        arch = max(older or [n for n in names if n.startswith("sm_")], key=lambda n: int(n[3:]))
-    text = resources.files("purlin_jax").joinpath("policies", f"{arch}.json").read_text()
-    return json.loads(text)
+    """The policy table of `arch`; of the newest older GPU generation where it has none.
+
+    A file in own_folder() goes before the package's of the same name.
+    """
+    tables = _tables()
+    if arch not in tables:
+        names = [n for n in tables if n.startswith("sm_")]
+        older = [n for n in names if int(n[3:]) <= int(arch[3:])]
+        arch = max(older or names, key=lambda n: int(n[3:]))
+    return json.loads(tables[arch].read_text())
 
 
-def choose(forced: Policy, op: str, arch: str, world: int, pair_bytes: int) -> Choice:
-    """Knobs for `pair_bytes` from each rank to each peer, from data that all ranks share."""
+_FLAGGED = ("packet", "line")  # data and flags travel in words of eight bytes
+_ROUNDING = 512  # bytes that several operands may waste in packets and lines
+_EITHER_WAY = ("zero_staging", "zero_staging_push")
+
+
+def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> Choice:
+    """Regime and knobs of a call, from data that all ranks share.
+
+    The first row of the table for this world and op counts, and in it the first band that is wide
+    enough and fits the op, the elements and the windows. What `forced` gives goes before. Copies
+    between arrays keep the peer's side without gaps where one side has some: strided accesses cost
+    less near than far (facts in docs/design.md).
+    """
     found = table(arch)
-    row = next(
-        (r for r in found["rows"] if r["world"] == world),
-        next(r for r in found["rows"] if r["world"] == "any"),
+    bands = next(
+        row["bands"]
+        for row in found["rows"]
+        if row["world"] in (world, "any") and op in row.get("ops", (op,))
     )
-    bands = row["bands"]
     if forced.regime != "auto":
         fitting_ops, _ = _native.regimes[forced.regime]
         if op not in fitting_ops:
@@ -119,17 +172,36 @@ def choose(forced: Policy, op: str, arch: str, world: int, pair_bytes: int) -> C
                 f"purlin.{op}: regime {forced.regime!r} is for {', '.join(fitting_ops)} alone; "
                 "force another, or leave it to the policy"
             )
-        bands = [b for b in bands if b["regime"] == forced.regime]
-        if not bands:
-            if forced.regime not in found["regimes"]:
-                raise ValueError(
-                    f"purlin: {arch} has no regime {forced.regime!r}; take one of "
-                    f"{found['regimes']}"
-                )
-            bands = [{"up_to_bytes": None, "regime": forced.regime, "blocks": 0, "threads": 0}]
-    fitting = (b for b in bands if b["up_to_bytes"] is None or pair_bytes <= b["up_to_bytes"])
-    band = next(fitting, bands[-1])
-    blocks = forced.blocks or band["blocks"]
-    atom = forced.atom or band.get("atom", found["atom"])
-    depth = forced.depth or band.get("depth", 0)
-    return Choice(band["regime"], atom, blocks, band["threads"], depth, forced.staging_bytes)
+        if forced.regime not in found["regimes"]:
+            raise ValueError(
+                f"purlin: {arch} has no regime {forced.regime!r}; take one of {found['regimes']}"
+            )
+        unknown = {"up_to_bytes": None, "regime": forced.regime, "blocks": 0, "threads": 0}
+        bands = [b for b in bands if b["regime"] == forced.regime] or [unknown]
+    else:
+        bands = [b for b in bands if _fits(b["regime"], op, arch, traffic)]
+    wide = (b for b in bands if b["up_to_bytes"] is None or traffic.nbytes <= b["up_to_bytes"])
+    band = next(wide, bands[-1])
+    regime = band["regime"]
+    copies = _native.collectives[op]["consume"] == "copy"
+    if forced.regime == "auto" and regime in _EITHER_WAY and copies:
+        pull, push = traffic.packed
+        if pull != push:
+            regime = _EITHER_WAY[0 if pull else 1]
+    return Choice(
+        regime,
+        forced.atom or band.get("atom", found["atom"]),
+        forced.blocks or band["blocks"],
+        band["threads"],
+        forced.depth or band.get("depth", 0),
+        forced.staging_bytes,
+    )
+
+
+def _fits(regime: str, op: str, arch: str, traffic: Traffic) -> bool:
+    if op not in _native.regimes[regime][0]:
+        return False
+    if regime in _FLAGGED and arch != "cpu" and traffic.item_bytes > 8:
+        return False
+    room = traffic.capacity.get(regime)
+    return room is None or traffic.nbytes + _ROUNDING <= room

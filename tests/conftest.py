@@ -14,6 +14,7 @@ os.environ["PURLIN_FALLBACK"] = "error"
 # What the caller's shell prefers must not choose what is tested.
 os.environ.pop("PURLIN_BACKEND", None)
 os.environ.pop("PURLIN_POLICY", None)
+os.environ["PURLIN_POLICIES"] = os.devnull
 
 import jax
 import pytest

@@ -26,7 +26,7 @@ from tests.harness import (
 
 WORLD = 4
 REGIMES = pytest.mark.parametrize(
-    "regime", ("meet", "packet", "staged", "zero_staging", "composed")
+    "regime", ("meet", "packet", "staged", "zero_staging", "composed", "zero_staging_composed")
 )
 BLOCKS = pytest.mark.parametrize("blocks", (1, 3))
 # Sizes around words, cache lines and shares of blocks; element sizes from 1 to 8 bytes.
@@ -138,7 +138,9 @@ def test_in_a_scan(regime: str, blocks: int) -> None:
     np.testing.assert_array_equal(seen, rows)
 
 
-@pytest.mark.parametrize("regime", ("meet", "packet", "staged", "composed"))
+@pytest.mark.parametrize(
+    "regime", ("meet", "packet", "staged", "composed", "zero_staging_composed")
+)
 @BLOCKS
 @pytest.mark.parametrize("donate", (True, False))
 def test_trees_of_dtypes_of_all_sizes(regime: str, blocks: int, donate: bool) -> None:

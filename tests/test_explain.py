@@ -62,7 +62,9 @@ def test_the_table() -> None:
     assert head.index("call site") == row.index(site)
 
 
-@pytest.mark.parametrize("regime", ("meet", "packet", "staged", "zero_staging", "composed"))
+@pytest.mark.parametrize(
+    "regime", ("meet", "packet", "staged", "zero_staging", "composed", "zero_staging_composed")
+)
 def test_regimes_of_a_context(regime: str) -> None:
     with purlin.policy(regime, blocks=2):
         row = one(purlin.explain(sharded(psum, mesh(4)), X))

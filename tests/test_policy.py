@@ -14,6 +14,7 @@ import pytest
 
 import purlin_jax as purlin
 from purlin_jax import _native
+from purlin_jax.policy import table
 from tests.harness import (
     assert_same_bits,
     custom_calls,
@@ -33,7 +34,7 @@ TINY = 1 << 16  # bytes of staging: most arrays below take several rounds
 
 def _regimes_of(op: str) -> list[purlin.Policy]:
     """Policies that force each regime of a collective in turn, and a tiny staging."""
-    regimes = [regime for regime, (ops, _) in _native.regimes.items() if op in ops]
+    regimes = [regime for regime in table("cpu")["regimes"] if op in _native.regimes[regime][0]]
     staged = [regime for regime in regimes if regime in ("staged", "composed")]
     return [
         *(purlin.Policy(regime, blocks) for regime in regimes for blocks in (1, 3)),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from purlin_jax import _native
+from purlin_jax.policy import table
 
 SUITES = {
     "all_to_all": ("tests/test_all_to_all.py",),
@@ -20,7 +21,9 @@ TINY = 1 << 12  # bytes of staging: many of the arrays take several rounds
 # What packets have no room for, by their marks; every other regime must leave out nothing.
 BEYOND_PACKETS = 6
 POLICIES = [
-    *(regime for regime in _native.regimes if regime != "meet"),  # which the CPU has run already
+    *(
+        regime for regime in table("cpu")["regimes"] if regime != "meet"
+    ),  # which the CPU has run already
     f"staged:2:{TINY}",
 ]
 

@@ -136,7 +136,7 @@ struct Bulk : Base {
       load.next(depth);
       ahead.next();
     };
-    const int storing = depth >= 6 ? 2 : depth >= 3 ? 1 : 0;
+    const int storing = depth / 2 < 4 ? depth / 2 : 4;
     ptx::fence_proxy_async_global();
     PURLIN_ROLLED
     for (int i = storing; i < depth; ++i) start();
@@ -148,6 +148,8 @@ struct Bulk : Base {
       ptx::commit_bulk();
       store.next(depth);
       switch (storing) {
+        case 4: ptx::await_bulk_read<4>(); break;
+        case 3: ptx::await_bulk_read<3>(); break;
         case 2: ptx::await_bulk_read<2>(); break;
         case 1: ptx::await_bulk_read<1>(); break;
         default: ptx::await_bulk_read<0>();

@@ -27,6 +27,14 @@ struct Plan {
   PURLIN_HD int64_t bytes() const { return run * rows(); }
   PURLIN_HD bool contiguous() const { return rows() == 1; }
 
+  // Whether a side's box has no gaps.
+  PURLIN_HD bool is_packed(const int64_t (&stride)[kMaxOuter]) const {
+    int64_t packed = run;
+    for (int d = kMaxOuter; d-- > 0; packed *= extent[d])
+      if (extent[d] != 1 && stride[d] != packed) return false;
+    return true;
+  }
+
   // The same runs from or to a box without gaps, in iteration order.
   PURLIN_HD Plan packed_source() const {
     Plan plan = *this;

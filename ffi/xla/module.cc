@@ -58,6 +58,8 @@ nb::dict plan(const std::string& op, const std::vector<int64_t>& shape, int64_t 
   fields["src_step"] = p.src_step;
   fields["dst_step"] = p.dst_step;
   fields["bytes"] = p.bytes();
+  fields["src_packed"] = p.is_packed(p.src_stride);
+  fields["dst_packed"] = p.is_packed(p.dst_stride);
   return fields;
 }
 
