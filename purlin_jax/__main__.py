@@ -60,12 +60,12 @@ def status(args: argparse.Namespace) -> int:
 def run_selftest(args: argparse.Namespace) -> int:
     """Every op in every regime, compared with jax.lax and timed beside it."""
     rows = selftest.run(_mesh(args))
-    print(f"{'op':15}{'regime':19}{'dtype':9}{'items':>6}{'us':>10}{'times lax':>11}")
+    print(f"{'op':15}{'regime':23}{'dtype':9}{'items':>6}{'us':>10}{'times lax':>11}")
     for r in rows:
         verdict = "PASS" if r["passed"] else f"FAIL: {r['why']}"
         us = "-" if r["us"] is None else f"{r['us']:.1f}"
         ratio = "-" if r["times_lax"] is None else f"{r['times_lax']:.2f}"
-        row = f"{r['op']:15}{r['regime']:19}{r['dtype']:9}{r['items']:6}{us:>10}{ratio:>11}"
+        row = f"{r['op']:15}{r['regime']:23}{r['dtype']:9}{r['items']:6}{us:>10}{ratio:>11}"
         print(f"{row}  {verdict}")
     failed = sum(not r["passed"] for r in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")

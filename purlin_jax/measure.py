@@ -60,13 +60,14 @@ def pipelined(
     """Warm up, and return a function that takes one sample: microseconds a step.
 
     `program` maps `start` to its like, and has `steps` steps; `in_flight` of them are dispatched
-    before the first is waited for.
+    before the first is waited for. Each takes the result of the one before, so it may donate it.
     """
+    x = start
     for _ in range(3):
-        jax.block_until_ready(program(start, *constant))
+        x = jax.block_until_ready(program(x, *constant))
 
     def sample() -> float:
-        x = start
+        nonlocal x
         began = time.perf_counter()
         for _ in range(in_flight):
             x = program(x, *constant)

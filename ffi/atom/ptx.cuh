@@ -30,11 +30,6 @@ __device__ inline uint64_t load_word(const uint64_t* at) {
 __device__ inline void store_release_sys(uint64_t* at, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
 }
-__device__ inline uint64_t load_acquire_sys(const uint64_t* at) {
-  uint64_t v;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
-  return v;
-}
 
 // Orders everything before it before everything after it, for this thread and those it has met.
 __device__ inline void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }

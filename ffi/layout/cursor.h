@@ -13,11 +13,9 @@ class Cursor {
   PURLIN_HD Cursor(const Plan& plan, int64_t at, int64_t step) : plan_(plan) {
     const Place start = place(plan, at), by = place(plan, step);
     in_run_ = start.in_run, middle_ = start.middle, inner_ = start.inner;
-    src_ = Plan::wide_offset(plan, plan.src_stride, at);
-    dst_ = Plan::wide_offset(plan, plan.dst_stride, at);
+    src_ = offset(start, plan.src_stride), dst_ = offset(start, plan.dst_stride);
     by_run_ = by.in_run, by_middle_ = by.middle, by_inner_ = by.inner;
-    by_src_ = Plan::wide_offset(plan, plan.src_stride, step);
-    by_dst_ = Plan::wide_offset(plan, plan.dst_stride, step);
+    by_src_ = offset(by, plan.src_stride), by_dst_ = offset(by, plan.dst_stride);
   }
 
   PURLIN_HD int64_t src() const { return src_; }
@@ -50,11 +48,23 @@ class Cursor {
 
  private:
   struct Place {
-    int64_t in_run, inner, middle;
+    int64_t in_run, inner, middle, outer;
   };
+  // A GPU divides 32-bit numbers five times as fast.
   PURLIN_COLD_HD static Place place(const Plan& plan, int64_t at) {
-    const int64_t row = at / plan.run;
-    return {at % plan.run, row % plan.extent[2], row / plan.extent[2] % plan.extent[1]};
+    return plan.bytes() <= UINT32_MAX && at <= UINT32_MAX ? place_as<uint32_t>(plan, at)
+                                                          : place_as<uint64_t>(plan, at);
+  }
+  template <class Index>
+  PURLIN_HD static Place place_as(const Plan& plan, int64_t at) {
+    const Index run = plan.run, inner = plan.extent[2], middle = plan.extent[1];
+    const Index row = static_cast<Index>(at) / run, block = row / inner, outer = block / middle;
+    return {static_cast<int64_t>(static_cast<Index>(at) - row * run),
+            static_cast<int64_t>(row - block * inner), static_cast<int64_t>(block - outer * middle),
+            static_cast<int64_t>(outer)};
+  }
+  PURLIN_HD static int64_t offset(const Place& at, const int64_t (&stride)[kMaxOuter]) {
+    return at.in_run + at.inner * stride[2] + at.middle * stride[1] + at.outer * stride[0];
   }
 
   const Plan& plan_;

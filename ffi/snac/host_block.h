@@ -56,6 +56,9 @@ class HostBlock {
 
   void record() const {}  // calls are counted where ranks arrive
 
+  // Announcements order themselves here.
+  static void fence() {}
+
   // Tells a peer where an operand lies, after everything that this thread did before.
   static void announce(Notify* at, uint64_t address, uint64_t flag) {
     __atomic_store_n(&at->address, address, __ATOMIC_RELAXED);

@@ -15,6 +15,8 @@ PURLIN_RANK void exchange(Block& block, const Call<Packet>& call, uint64_t epoch
                           Mine mine, Learn learn) {
   const uint64_t flag = flag_of(epoch, call.tag);
   const int c = block.index(), half = static_cast<int>(epoch & 1);
+  if (block.thread() >= call.world) return;
+  block.fence();
   for (int p = block.thread(); p < call.world; p += block.threads()) {
     if (p == call.rank) continue;
     for (int o = 0; o < words; ++o)
@@ -25,6 +27,7 @@ PURLIN_RANK void exchange(Block& block, const Call<Packet>& call, uint64_t epoch
     for (int o = 0; o < words; ++o)
       learn(o, p, block.receive(&call.control().ready[half][c][p][o], flag, {Phase::kEnter, p}));
   }
+  block.fence();
 }
 
 // Waits until the peers have come as far as `epoch`; then what they wrote before is seen.
