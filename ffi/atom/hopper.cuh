@@ -9,8 +9,10 @@ namespace purlin {
 // than that measured no faster than loads and stores.
 template <class Base>
 struct Bulk : Base {
-  static constexpr int kStage = 16384;
-  static constexpr int kMaxDepth = 8;
+  // One thread starts all copies, at about a microsecond each: stages are large.
+  static constexpr int kStage = 32768;
+  static constexpr int kMaxDepth = 4;
+  static constexpr int kTiles = 4;  // of each rank, in reductions
 
   static constexpr int scratch_bytes(int depth) {
     return static_cast<int>(sizeof(Ring)) + clamp(depth) * kStage;
@@ -44,7 +46,7 @@ struct Bulk : Base {
   static constexpr int64_t kLeastRun = 8192;
 
   struct alignas(128) Ring {
-    uint64_t full[kMaxDepth];
+    uint64_t full[kTiles > kMaxDepth ? kTiles : kMaxDepth];
     uint32_t phases;  // bit s: the parity with which stage s is waited for next
   };
   // The side of the ring that loads, and the side that waits for what was loaded.
@@ -136,7 +138,7 @@ struct Bulk : Base {
       load.next(depth);
       ahead.next();
     };
-    const int storing = depth / 2 < 4 ? depth / 2 : 4;
+    const int storing = depth / 2;
     ptx::fence_proxy_async_global();
     PURLIN_ROLLED
     for (int i = storing; i < depth; ++i) start();
@@ -148,8 +150,6 @@ struct Bulk : Base {
       ptx::commit_bulk();
       store.next(depth);
       switch (storing) {
-        case 4: ptx::await_bulk_read<4>(); break;
-        case 3: ptx::await_bulk_read<3>(); break;
         case 2: ptx::await_bulk_read<2>(); break;
         case 1: ptx::await_bulk_read<1>(); break;
         default: ptx::await_bulk_read<0>();
@@ -179,8 +179,7 @@ struct Bulk : Base {
                                      const char* const* src, int world, Range range) {
     Ring& ring = ring_of(scratch);
     char* stages = stages_of(scratch);
-    const int used = depth >= 4 ? depth / 2 : 1;
-    const int tile = depth * kStage / (used * world) / 128 * 128;
+    const int tile = depth * kStage / (kTiles * world) / 128 * 128;
     uint32_t phases = ring.phases;
     Place load, full;
     const bool leads = team.thread == 0;
@@ -193,12 +192,12 @@ struct Bulk : Base {
       ptx::expect_bytes(barrier, bytes * world);
       for (int q = 0; q < world; ++q)
         ptx::bulk_load(stages + (load.stage * world + q) * tile, src[q] + next, bytes, barrier);
-      load.next(used);
+      load.next(kTiles);
       next += tile;
     };
     if (leads) {
       ptx::fence_proxy_async_global();
-      for (int i = 0; i < used; ++i) start();
+      for (int i = 0; i < kTiles; ++i) start();
     }
     for (int64_t at = range.begin; at < range.end; at += tile) {
       const int64_t left = range.end - at;
@@ -211,7 +210,7 @@ struct Bulk : Base {
           folded.add(ptx::load_shared_16(tiles + q * tile + i), q == 0);
         ptx::store(dst + at + i, folded.result());
       }
-      full.next(used);
+      full.next(kTiles);
       __syncthreads();
       if (leads) start();
     }

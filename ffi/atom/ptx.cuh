@@ -31,6 +31,12 @@ __device__ inline void store_release_sys(uint64_t* at, uint64_t v) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
 }
 
+__device__ inline uint64_t load_acquire_sys(const uint64_t* at) {
+  uint64_t v;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+  return v;
+}
+
 // Orders everything before it before everything after it, for this thread and those it has met.
 __device__ inline void fence_acq_rel_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
@@ -47,6 +53,17 @@ __device__ inline Pair load_pair_relaxed_sys(const Pair* at) {
   Pair v;
   asm volatile(
       "{\n\t.reg .b128 t;\n\tld.relaxed.sys.global.b128 t, [%2];\n\tmov.b128 {%0, %1}, t;\n\t}"
+      : "=l"(v.low), "=l"(v.high)
+      : "l"(at)
+      : "memory");
+  return v;
+}
+// Whoever sees the pair that was stored after a fence sees what was done before the fence. Cheaper
+// than a fence of its own, which costs a GPU 0.9 us.
+__device__ inline Pair load_pair_acquire_sys(const Pair* at) {
+  Pair v;
+  asm volatile(
+      "{\n\t.reg .b128 t;\n\tld.acquire.sys.global.b128 t, [%2];\n\tmov.b128 {%0, %1}, t;\n\t}"
       : "=l"(v.low), "=l"(v.high)
       : "l"(at)
       : "memory");

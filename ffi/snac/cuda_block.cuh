@@ -47,18 +47,17 @@ class CudaBlock {
       atomicAdd(reinterpret_cast<unsigned long long*>(watch_.calls), 1ull);
   }
 
-  // Before announcements: what this thread did, and those it has met, comes first. After they were
-  // received: what their senders did before is seen.
-  __device__ static void fence() { ptx::fence_acq_rel_sys(); }
+  // Once before announcements: what this thread did, and those it has met, comes first.
+  __device__ static void release() { ptx::fence_acq_rel_sys(); }
 
   // Tells a peer where an operand lies. Address and flag are one access.
   __device__ static void announce(Notify* at, uint64_t address, uint64_t flag) {
     ptx::store_pair_relaxed_sys(reinterpret_cast<Pair*>(at), {address, flag});
   }
-  // Waits for the announcement with `flag`.
+  // Waits for the announcement with `flag`, and for what its sender did before it.
   __device__ uint64_t receive(const Notify* at, uint64_t flag, Where where) {
     Pair seen;
-    while ((seen = ptx::load_pair_relaxed_sys(reinterpret_cast<const Pair*>(at))).high != flag)
+    while ((seen = ptx::load_pair_acquire_sys(reinterpret_cast<const Pair*>(at))).high != flag)
       stalled(where, flag, seen.high);
     relax();
     return seen.low;
@@ -70,9 +69,8 @@ class CudaBlock {
   // Acquires what the peer released with `v` or a later value.
   __device__ void await(const uint64_t* at, uint64_t v, Where where) {
     uint64_t seen;
-    while ((seen = ptx::load_relaxed_sys(at)) < v) stalled(where, v, seen);
+    while ((seen = ptx::load_acquire_sys(at)) < v) stalled(where, v, seen);
     relax();
-    fence();
   }
 
   // Called once for each look that found nothing. Its rare ends are inlined or never return: a call

@@ -57,7 +57,7 @@ class HostBlock {
   void record() const {}  // calls are counted where ranks arrive
 
   // Announcements order themselves here.
-  static void fence() {}
+  static void release() {}
 
   // Tells a peer where an operand lies, after everything that this thread did before.
   static void announce(Notify* at, uint64_t address, uint64_t flag) {

@@ -16,7 +16,7 @@ PURLIN_RANK void exchange(Block& block, const Call<Packet>& call, uint64_t epoch
   const uint64_t flag = flag_of(epoch, call.tag);
   const int c = block.index(), half = static_cast<int>(epoch & 1);
   if (block.thread() >= call.world) return;
-  block.fence();
+  block.release();
   for (int p = block.thread(); p < call.world; p += block.threads()) {
     if (p == call.rank) continue;
     for (int o = 0; o < words; ++o)
@@ -27,7 +27,6 @@ PURLIN_RANK void exchange(Block& block, const Call<Packet>& call, uint64_t epoch
     for (int o = 0; o < words; ++o)
       learn(o, p, block.receive(&call.control().ready[half][c][p][o], flag, {Phase::kEnter, p}));
   }
-  block.fence();
 }
 
 // Waits until the peers have come as far as `epoch`; then what they wrote before is seen.

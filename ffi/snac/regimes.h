@@ -131,14 +131,23 @@ PURLIN_RANK void line(Block& block, const Call<typename Atom::Packet>& call,
   int first = 0;
   for (int o = 0; o < call.operands; ++o) {
     const Operand& operand = call.operand[o];
-    const int words = View<Word, char>::count(operand.plan);
-    for (int u = stride.first; Form::goes_on(u, Form::units(words)); u += stride.step)
+    const int words = View<Word, char>::count(operand.plan), units = Form::units(words);
+    for (int u = stride.first; Form::goes_on(u, units); u += kTogether * stride.step)
       for (int step = 1; step < call.world; ++step) {
         const int p = call.peer(step);
         const View<Word, const char> box(operand.src + p * operand.plan.src_step, operand.plan,
                                          operand.plan.src_stride);
-        Form::put(Form::row(call, p, call.rank, epoch) + first + Form::place(u),
-                  Form::load(box, u, words), Atom::flag(epoch, call.tag), u < Form::units(words));
+        auto* places = Form::row(call, p, call.rank, epoch) + first;
+        typename Form::Unit what[kTogether];
+        PURLIN_UNROLLED
+        for (int j = 0; j < kTogether; ++j) what[j] = Form::load(box, u + j * stride.step, words);
+        PURLIN_UNROLLED
+        for (int j = 0; j < kTogether; ++j) {
+          const int unit = u + j * stride.step;
+          if (Form::goes_on(unit, units))
+            Form::put(places + Form::place(unit), what[j], Atom::flag(epoch, call.tag),
+                      unit < units);
+        }
       }
     first += Form::places(words);
   }
