@@ -63,7 +63,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     shape = (2, len(SITUATIONS))
     grid, axes = plt.subplots(*shape, figsize=(20, 8), sharey=True, squeeze=False)
     for column, (op, regime) in enumerate(SITUATIONS):
-        for atom in DEPTHS:
+        for atom in dict.fromkeys(r["atom"] for r in rows):
             key = (op, regime, atom)
             mine = [r for r in rows if (r["op"], r["regime"], r["atom"]) == key]
             for panel, by in zip(axes[:, column], ("blocks", "depth"), strict=True):

@@ -27,7 +27,7 @@ done
 # Kernels alone beside NCCL and jit beside jax.lax, every cell in one file. With one GPU there is
 # nothing of either to compare with: XLA leaves its own collectives out.
 against=$("$python" -c 'import jax; print("lax,nccl" if len(jax.devices()) > 1 else "")')
-sizes=1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,64M,256M,1G
+sizes=1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G
 "$python" -m purlin_jax bench --against "$against" --native "$build" --sizes $sizes \
   --json "$out/bench.json" 2>&1 | tee "$out/bench.log" || failed=1
 "$python" -m benchmarks.plots "$out/bench.json" || failed=1

@@ -65,10 +65,13 @@ class Setup:
     samples: int = 21
     variants: Sequence[str] = VARIANTS
     devices: int | None = None
+    fresh: bool = False  # programs end after each cell, so none is idle beside another
     timeout: float = 120.0  # seconds for a cell, the start of its program included
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
 
     def __post_init__(self) -> None:
+        if unknown := set(self.variants) - set(VARIANTS):
+            raise SystemExit(f"no variants {sorted(unknown)}; take some of {VARIANTS}")
         self.env = visible(self.devices)
         self.about = ask_about(self.build / "kernel_time", self.env)
 
@@ -79,6 +82,8 @@ class Setup:
 
 def run(ops: Sequence[str], sizes: Sequence[int], impls: Sequence[str], setup: Setup) -> Found:
     """One row for each op, size and implementation of `impls` ("purlin", "nccl")."""
+    if unknown := set(impls) - {"purlin", "nccl"} | set(ops) - bench.OPS.keys():
+        raise SystemExit(f"nothing is known of {sorted(unknown)}")
     most = max(sizes)
     ours = setup.program("kernel_time", most)
     names = [v for v in setup.variants if "nccl" in impls]
@@ -130,6 +135,8 @@ def _cell(
         name = " ".join(filter(None, (op, str(nbytes), impl, variant)))
         try:
             row = program.ask(line)
+            if setup.fresh:
+                program.close()
             if "refused" in row:
                 raise NoFiguresError(row["refused"])
             expected = (op, held_bytes(nbytes, setup.about["devices"]), impl, variant)
@@ -174,6 +181,7 @@ def main() -> int:
     parser.add_argument("--variants", default=",".join(VARIANTS), help="NCCL's, to choose from")
     parser.add_argument("--devices", type=int, help="how many; default: all")
     parser.add_argument("--samples", type=int, default=21)
+    parser.add_argument("--fresh", action="store_true", help="start a program for each cell")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     impls = args.impls.split(",")
@@ -182,6 +190,7 @@ def main() -> int:
         samples=args.samples,
         variants=args.variants.split(","),
         devices=args.devices,
+        fresh=args.fresh,
     )
     sizes = [bench.parse_size(s) for s in args.sizes.split(",")]
     found = run(args.ops.split(","), sizes, impls, setup)

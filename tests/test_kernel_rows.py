@@ -134,10 +134,18 @@ def test_missing_cells_are_named_and_the_others_stay(native: Path, fault: str, w
 
 def test_a_variant_that_fails_is_missing_though_another_has_a_row(native: Path) -> None:
     _fake(native, "nccl_time", "if how[0] == 'plain': sys.exit(1)")
-    setup = _setup(native, variants=("plain", "symmetric"))
+    setup = _setup(native, variants=("plain", "symmetric"), fresh=True)
     found = kernels.run(["all_reduce"], [1024], ["nccl"], setup)
     assert [r["variant"] for r in found.rows] == ["symmetric"]
     assert found.missing == ["all_reduce 1024 nccl plain: ended with status 1"]
+
+
+def test_unknown_names_leave_no_cell_out_silently(native: Path) -> None:
+    with pytest.raises(SystemExit, match="no variants"):
+        _setup(native, variants=("plian",))
+    for ops, impls in ((["all_reduse"], ["purlin"]), (["all_reduce"], ["ncll"])):
+        with pytest.raises(SystemExit, match="nothing is known"):
+            kernels.run(ops, [1024], impls, _setup(native))
 
 
 def test_programs_that_are_not_there(tmp_path: Path) -> None:
