@@ -3,8 +3,9 @@
 #
 #   benchmarks/gpu.sh OUTPUT_FOLDER
 #
-# Needs an installed purlin_jax with its CUDA side, and nvcc. About 25 minutes on two
-# H200s, most of them compilation and the long runs of tests/gpu/test_beside_lax.py.
+# Needs an installed purlin_jax with its CUDA side, nvcc, NCCL as jax[cuda13] brings it, and
+# matplotlib. About 45 minutes on two H200s, most of them compilation of programs, the long runs of
+# tests/gpu/test_beside_lax.py and the sweep of Atoms.
 set -euo pipefail
 out=$(realpath "${1:?usage: benchmarks/gpu.sh OUTPUT_FOLDER}")
 cd "$(dirname "$0")/.."
@@ -13,8 +14,9 @@ build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
 cmake -S . -B "$build" -G Ninja -DPURLIN_MODULE=OFF -DPURLIN_TESTS=ON -DPURLIN_BENCH=ON \
-  -DCMAKE_CUDA_ARCHITECTURES=native >"$out/build.log" 2>&1
-ninja -C "$build" cuda_ranks kernel_time >>"$out/build.log" 2>&1
+  -DCMAKE_CUDA_ARCHITECTURES=native -DPython_EXECUTABLE="$(command -v "$python")" \
+  >"$out/build.log" 2>&1
+ninja -C "$build" >>"$out/build.log" 2>&1
 
 failed=0
 for ranks in "2 4 128 300" "3 3 96 300" "5 2 64 200" "8 2 128 200" "16 1 64 100"; do
@@ -22,19 +24,15 @@ for ranks in "2 4 128 300" "3 3 96 300" "5 2 64 200" "8 2 128 200" "16 1 64 100"
 done
 "$python" -m pytest -q tests/gpu 2>&1 | tee "$out/tests.log" || failed=1
 
-for op in all_reduce all_to_all all_gather reduce_scatter; do
-  "$build/kernel_time" $op packet 1 128 1024
-  "$build/kernel_time" $op packet 1 512 1024 4096
-  "$build/kernel_time" $op packet 4 512 16384
-  "$build/kernel_time" $op packet 16 512 65536
-  "$build/kernel_time" $op packet 64 512 262144 1048576
-  "$build/kernel_time" $op zero_staging 32 512 1024 262144 1048576 16777216 268435456
-done 2>&1 | tee "$out/kernels.log"
-
-# With one GPU, XLA leaves nothing of jax.lax's collectives to compare with.
-against=$("$python" -c 'import jax; print("lax" if len(jax.devices()) > 1 else "")')
-"$python" -m purlin_jax bench --against "$against" --sizes 1K,4K,16K,64K,256K,1M,16M --json "$out/bench.json" \
-  2>&1 | tee "$out/bench.log"
+# Kernels alone beside NCCL and jit beside jax.lax, every cell in one file. With one GPU there is
+# nothing of either to compare with: XLA leaves its own collectives out.
+against=$("$python" -c 'import jax; print("lax,nccl" if len(jax.devices()) > 1 else "")')
+sizes=1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G
+"$python" -m purlin_jax bench --against "$against" --native "$build" --sizes $sizes \
+  --json "$out/bench.json" 2>&1 | tee "$out/bench.log" || failed=1
+"$python" -m benchmarks.plots "$out/bench.json" || failed=1
+"$python" -m benchmarks.atom_sweep --build "$build" --json "$out/atoms.json" \
+  --plot "$out/atoms.png" 2>&1 | tee "$out/atoms.log" || failed=1
 
 # What users feel: the exchange, whole blocks, and what a chain hides. Flags are for jax.lax.
 flags=default${against:+,scheduler,graphs,user_buffers,symmetric}

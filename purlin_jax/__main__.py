@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -73,23 +75,52 @@ def run_selftest(args: argparse.Namespace) -> int:
 
 
 def run_bench(args: argparse.Namespace) -> int:
-    """Time per step in jit, beside jax.lax."""
+    """Time per step in jit beside jax.lax, and of kernels alone beside NCCL."""
+    against = [name for name in args.against.split(",") if name]
+    sizes = [bench.parse_size(s) for s in args.sizes.split(",")]
+    ops = args.ops.split(",")
+    # First, since JAX takes most of the memory of a GPU when it is first asked for devices.
+    kernels, about, missing = _kernels(ops, sizes, against, args)
     setup = bench.Setup(
         mesh=_mesh(args),
         dtype=jax.numpy.dtype(args.dtype),
         policy=Policy(args.policy),
         samples=args.samples,
     )
-    against = [name for name in args.against.split(",") if name]
-    sizes = [bench.parse_size(s) for s in args.sizes.split(",")]
-    rows = bench.run(args.ops.split(","), sizes, against, setup)
+    rows = bench.run(ops, sizes, [name for name in against if name != "nccl"], setup) + kernels
     print(bench.table(rows))
+    if kernels:
+        print(measure.against_nccl(rows))
     if args.json:
-        report = {"header": measure.header(setup.samples, bench.STEP), "rows": rows}
+        report = {"header": measure.header(setup.samples, bench.STEP) | about, "rows": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
-    if args.plot:
-        bench.plot(rows, args.plot)
-    return 0
+    for cell in missing:
+        print(f"MISSING {cell}", file=sys.stderr)
+    return int(bool(missing))
+
+
+def _kernels(
+    ops: Sequence[str], sizes: Sequence[int], against: Sequence[str], args: argparse.Namespace
+) -> tuple[list[dict[str, Any]], dict[str, Any], list[str]]:
+    """Rows of kernels alone, what a header says of them, and the cells that have none."""
+    if args.native is None:
+        if "nccl" in against:
+            raise SystemExit(
+                "nccl in --against needs --native DIR, the folder where kernel_time and nccl_time "
+                "were built (cmake -DPURLIN_BENCH=ON -DPURLIN_MODULE=OFF, then ninja)"
+            )
+        return [], {}, []
+    if args.platform == "cpu" or args.dtype != "float32":
+        raise SystemExit("--native times float32 on GPUs alone")
+    try:
+        from benchmarks import kernels
+    except ModuleNotFoundError as error:
+        raise SystemExit("--native needs the repository: run this in its root") from error
+    setup = kernels.Setup(args.native, Policy(args.policy), devices=args.devices)
+    impls = ["purlin", *(["nccl"] if "nccl" in against else [])]
+    found = kernels.run(ops, sizes, impls, setup)
+    about = kernels.header(setup, impls) | {"missing": found.missing}
+    return found.rows, about, found.missing
 
 
 def main() -> int:
@@ -102,16 +133,16 @@ def main() -> int:
     p.set_defaults(run=status)
     p = commands.add_parser("selftest", parents=[common], help="compare with jax.lax")
     p.set_defaults(run=run_selftest)
-    p = commands.add_parser("bench", parents=[common], help="time inside jit")
+    p = commands.add_parser("bench", parents=[common], help="time inside jit, and alone")
     p.set_defaults(run=run_bench)
     p.add_argument("--ops", default=",".join(bench.OPS))
     p.add_argument("--sizes", default="1K,16K,64K,256K,1M")
     p.add_argument("--dtype", default="float32")
-    p.add_argument("--against", default="lax", help="comma list; empty for none")
+    p.add_argument("--against", default="lax", help="lax, nccl or both; empty for none")
+    p.add_argument("--native", type=Path, help="folder of kernel_time and nccl_time")
     p.add_argument("--policy", choices=REGIMES, default="auto", help="force a regime")
     p.add_argument("--samples", type=int, default=15)
     p.add_argument("--json", type=Path)
-    p.add_argument("--plot", type=Path)
     args = parser.parse_args()
     return args.run(args)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import purlin_jax as purlin
 from purlin_jax import domain
 from purlin_jax.measure import Sampler, interleaved, pipelined, require_collectives, spread
-from purlin_jax.policy import Policy, Traffic, choose
+from purlin_jax.policy import Choice, Policy, Traffic, choose
 
 STEP = "x <- op(x) * w, 200 dependent steps a program, 10 in flight (20 and 2 for large)"
 
@@ -124,12 +123,17 @@ def run(
     return rows
 
 
+def chosen(policy: Policy, op: str, arch: str, world: int, nbytes: int) -> Choice:
+    """What purlin runs a row's call with."""
+    pair = nbytes if op == "all_reduce" else nbytes // world
+    capacity = domain.capacity("cpu" if arch == "cpu" else "cuda", world)
+    return choose(policy, op, arch, world, Traffic(pair, capacity=capacity))
+
+
 def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> dict[str, Any]:
     device = setup.mesh.devices.flat[0]
     world = setup.mesh.size
-    pair = nbytes if op == "all_reduce" else nbytes // world
-    traffic = Traffic(pair, capacity=domain.capacity(setup.platform, world))
-    choice = choose(setup.policy, op, domain.arch(setup.platform, setup.mesh), world, traffic)
+    choice = chosen(setup.policy, op, domain.arch(setup.platform, setup.mesh), world, nbytes)
     ours = impl == "purlin"
     found = spread(us)
     return {
@@ -150,39 +154,23 @@ def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> 
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as text, each purlin row with its ratio to the others."""
-    lines = [f"{'op':12}{'bytes':>12}{'impl':>8}{'regime':>22}{'us':>11}{'p10':>10}{'p90':>10}"]
-    lines[0] += f"{'GB/s':>10}{'times lax':>11}"
-    lax = {(r["op"], r["bytes"]): r["us_median"] for r in rows if r["impl"] == "lax"}
+    """Rows as text, each purlin row with its ratio to jax.lax in jit, and to NCCL alone."""
+    base = {
+        (r["timing"], r["op"], r["bytes"]): r for r in rows if r["impl"] in ("lax", "nccl")
+    }  # jax.lax is timed in jit and NCCL alone, so they never meet
+    lines = [
+        f"{'op':15}{'bytes':>12}{'timing':>8}{'impl':>8}  {'how':28}"
+        f"{'us':>11}{'p10':>11}{'p90':>11}{'GB/s':>9}{'times':>11}"
+    ]
     for r in rows:
-        base = lax.get((r["op"], r["bytes"]))
-        ratio = f"{base / r['us_median']:.2f}" if base and r["impl"] != "lax" else ""
+        other = base.get((r["timing"], r["op"], r["bytes"]))
+        ratio = ""
+        if other is not None and other is not r:
+            ratio = f"{other['us_median'] / r['us_median']:.2f} {other['impl']}"
+        how = r["regime"] or r.get("variant", "")
         lines.append(
-            f"{r['op']:12}{r['bytes']:12}{r['impl']:>8}{r['regime']:>22}{r['us_median']:11.2f}"
-            f"{r['us_p10']:10.2f}{r['us_p90']:10.2f}{r['algbw_gbs']:10.2f}{ratio:>11}"
+            f"{r['op']:15}{r['bytes']:12}{r['timing']:>8}{r['impl']:>8}  {how:28}"
+            f"{r['us_median']:11.2f}{r['us_p10']:11.2f}{r['us_p90']:11.2f}{r['algbw_gbs']:9.2f}"
+            f"{ratio:>11}".rstrip()
         )
     return "\n".join(lines)
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Log-log plots of time and bandwidth by size, one line for each op and implementation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5))
-    for op in dict.fromkeys(r["op"] for r in rows):
-        for impl in dict.fromkeys(r["impl"] for r in rows):
-            mine = [r for r in rows if r["op"] == op and r["impl"] == impl]
-            style = "-o" if impl == "purlin" else "--s"
-            sizes = [r["bytes"] for r in mine]
-            left.plot(sizes, [r["us_median"] for r in mine], style, label=f"{op} {impl}")
-            right.plot(sizes, [r["algbw_gbs"] for r in mine], style, label=f"{op} {impl}")
-    left.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds a step")
-    right.set(xscale="log", yscale="log", xlabel="bytes", ylabel="GB/s (bytes / time)")
-    left.legend()
-    for axes in (left, right):
-        axes.grid(True, which="both", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import purlin_jax as purlin
 from purlin_jax import domain
 
 Sampler = Callable[[], float]
+BANDS = {"1 KiB to 1 MiB": (1 << 10, 1 << 20), "4 MiB to 1 GiB": (4 << 20, 1 << 30)}
 
 
 class EmptiedError(RuntimeError):
@@ -90,6 +92,31 @@ def spread(us: Sequence[float]) -> dict[str, float]:
     """Median, 10th and 90th percentile of samples, as rows hold them."""
     at = {"us_median": 50, "us_p10": 10, "us_p90": 90}
     return {name: round(float(np.percentile(us, q)), 3) for name, q in at.items()}
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def against_nccl(rows: Sequence[dict[str, Any]]) -> str:
+    """How many times faster than NCCL the kernels are, small and large: the mean and the worst."""
+    kernels = [r for r in rows if r["timing"] == "kernel"]
+    nccl = {(r["op"], r["bytes"]): r["us_median"] for r in kernels if r["impl"] == "nccl"}
+    ratios = {
+        (r["op"], r["bytes"]): nccl[r["op"], r["bytes"]] / r["us_median"]
+        for r in kernels
+        if r["impl"] == "purlin" and (r["op"], r["bytes"]) in nccl
+    }
+    lines = []
+    for name, (least, most) in BANDS.items():
+        mine = {cell: ratio for cell, ratio in ratios.items() if least <= cell[1] <= most}
+        if mine:
+            (op, nbytes), worst = min(mine.items(), key=lambda item: item[1])
+            lines.append(
+                f"kernels, {name}: {geometric_mean(list(mine.values())):.3f} times NCCL "
+                f"(geometric mean of {len(mine)}), worst {worst:.3f}: {op} of {nbytes} bytes"
+            )
+    return "\n".join(lines)
 
 
 def header(samples: int, step: str) -> dict[str, Any]:

@@ -1,206 +1,172 @@
 // Times the CUDA kernels alone: graphs of dependent calls on every GPU, launched together.
 //
-//   kernel_time OP REGIME ATOM DEPTH BLOCKS THREADS BYTES...
+//   kernel_time [--rows] [--samples N] [--most BYTES] OP REGIME ATOM DEPTH BLOCKS THREADS BYTES...
+//   kernel_time [...] < file, or a pipe, with such lines of one BYTES each
+//   kernel_time --about
 //
-// Prints one line for each size: microseconds a call, median and extremes of the samples. BYTES is
-// the input of each rank. The buffers hold random numbers, and results are checked against the host
-// before anything is timed.
+// Prints one line for each: microseconds a call, median and extremes of the samples; with --rows a
+// JSON object, also for what there is no kernel for. BLOCKS and THREADS of 0 are what a call in a
+// program would take. Results are checked before anything is timed.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
+#include <exception>
+#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "domain/peer/domain.h"
+#include "graphs.h"
 #include "layout/derive.h"
+#include "rows.h"
 #include "snac/kernels.h"
 #include "snac/refuse.h"
 
-namespace purlin {
+namespace purlin::bench {
 namespace {
 
-constexpr int kCallsPerGraph = 200;
-constexpr int kSamples = 21;
-
-void check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
+constexpr const char* kUsage =
+    "usage: kernel_time [--rows] [--samples N] [--most BYTES] "
+    "[OP REGIME ATOM DEPTH BLOCKS THREADS BYTES...], or such lines on standard input; "
+    "kernel_time --about";
 
 struct Rank {
   cudaStream_t stream;
   float *src, *dst;
   CudaCall call;
   Watch watch;
-  cudaGraphExec_t graph;
+  std::unique_ptr<Graph> graph;
 };
 
 class Bench {
  public:
-  Bench(const std::string& op, const std::string& regime, const std::string& atom, int depth,
-        int blocks, int threads, int64_t bytes)
-      : row_(find_collective(op)),
-        regime_(find_regime(regime)),
-        atom_(atom),
-        depth_(depth),
-        blocks_(blocks),
-        threads_(threads) {
-    auto& domain = peer::Domain::start();
-    world_ = static_cast<int>(domain.devices().size());
-    items_ = bytes / 4 / world_ * world_;
-    result_items_ = result_shape(kCollectives[row_], {items_}, world_, {0, 0})[0];
-    kernel_ = find_kernel(
-        {atom_, static_cast<Regime>(regime_), kCollectives[row_].consume, "sum", "float32", true});
-    if (kernel_.function == nullptr) {
-      std::fprintf(stderr, "no kernel for %s in regime %s by Atom %s\n", op.c_str(), regime.c_str(),
-                   atom.c_str());
-      std::exit(2);
-    }
+  explicit Bench(const Options& options)
+      : options_(options),
+        domain_(peer::Domain::start()),
+        world_(static_cast<int>(domain_.devices().size())) {
+    domain_.set_limits(10, 20);
     std::vector<int> ordinals;
     std::vector<int64_t> partition;
     for (int r = 0; r < world_; ++r) ordinals.push_back(r), partition.push_back(r);
-    std::mt19937 random(0);
     for (int r = 0; r < world_; ++r) {
-      Rank rank;
+      Rank& rank = ranks_.emplace_back();
       check(cudaSetDevice(r));
       check(cudaStreamCreateWithFlags(&rank.stream, cudaStreamNonBlocking));
-      check(cudaMalloc(&rank.src, items_ * 4));
-      check(cudaMalloc(&rank.dst, result_items_ * 4));
-      std::vector<float> values(items_);
-      for (float& v : values) v = static_cast<float>(random() % 1000);
-      check(cudaMemcpy(rank.src, values.data(), items_ * 4, cudaMemcpyHostToDevice));
-      input_.push_back(values);
+      check(cudaMalloc(&rank.src, options.most));
+      check(cudaMalloc(&rank.dst, options.most));
+      fill(rank.src, r, options.most / 4);
       rank.call.rank = r;
       rank.call.world = world_;
       rank.call.operands = 1;
-      rank.call.operand[0] = {reinterpret_cast<char*>(rank.src), reinterpret_cast<char*>(rank.dst),
-                              derive(kCollectives[row_], {items_}, 4, world_, {0, 0})};
-      domain.attach(partition, world_, ordinals, rank.call);
+      domain_.attach(partition, world_, ordinals, rank.call);
       rank.call.staging_used = rank.call.capacity.staging_half;
-      rank.call.depth = depth_;
-      const peer::Device& device = domain.device(r);
-      rank.watch = {device.device_report, device.limits, device.calls, row_};
-      ranks_.push_back(rank);
     }
-    domain.set_limits(10, 20);
-    const std::string why =
-        refuse<CudaForms>(ranks_[0].call, static_cast<Regime>(regime_), blocks_);
+  }
+
+  void run(const std::vector<std::string>& words) {
+    const int64_t bytes = std::atoll(words[6].c_str());
+    if (bytes > options_.most) stop(words[6] + " bytes are more than --most", 2);
+    const Cell cell(row_of(words[0]), bytes, world_);
+    const int found = find_regime(words[1]);
+    if (found < 0) stop("there is no regime " + words[1], 2);
+    const auto regime = static_cast<Regime>(found);
+    Label label{"purlin", "", words[1], words[2]};
+    label.depth = std::atoi(words[3].c_str());
+    label.blocks = std::atoi(words[4].c_str());
+    label.threads = std::atoi(words[5].c_str());
+    if (label.blocks == 0) label.blocks = kMaxBlocks / 2;
+    if (label.threads == 0) label.threads = kMaxThreads;
+    prepare(cell, regime, label.depth);
+
+    const Kernel kernel = find_kernel(
+        {label.atom, regime, cell.collective().consume, "sum", "float32", is_flat(ranks_[0].call)});
+    std::string why = refuse<CudaForms>(ranks_[0].call, regime, label.blocks);
+    if (kernel.function == nullptr || !fits(regime, cell.collective()))
+      why = "no kernel for " + words[0] + " in regime " + words[1] + " by Atom " + words[2];
     if (!why.empty()) {
-      std::fprintf(stderr, "%s\n", why.c_str());
-      std::exit(2);
+      if (!options_.rows) stop(why, 2);
+      return print_row(cell, label, R"("refused": ")" + why + '"');
     }
-  }
-
-  ~Bench() {
-    for (int r = 0; r < world_; ++r) {
-      cudaSetDevice(r);
-      cudaFree(ranks_[r].src);
-      cudaFree(ranks_[r].dst);
-      cudaGraphExecDestroy(ranks_[r].graph);
-      cudaStreamDestroy(ranks_[r].stream);
-    }
-  }
-
-  void run() {
-    for (int r = 0; r < world_; ++r) capture(r);
+    for (int r = 0; r < world_; ++r) capture(r, cell, kernel, label);
     replay();
-    verify();
+    for (int r = 0; r < world_; ++r) verify(ranks_[r].dst, cell, r);
     std::vector<double> us;
-    for (int i = 0; i < kSamples; ++i) us.push_back(replay());
-    std::sort(us.begin(), us.end());
-    std::printf("%-14s %-21s %-9s %d %3d x %4d %12ld bytes %9.2f us (%.2f to %.2f) %8.1f GB/s\n",
-                std::string(kCollectives[row_].name).c_str(), kRegimeNames[regime_], atom_.c_str(),
-                depth_, blocks_, threads_, static_cast<long>(items_ * 4), us[kSamples / 2],
-                us.front(), us.back(), items_ * 4 / us[kSamples / 2] / 1e3);
+    for (int i = 0; i < options_.samples; ++i) us.push_back(replay());
+    print(cell, label, us, options_.rows);
+    for (Rank& rank : ranks_) rank.graph.reset();
+  }
+
+  void about() const {
+    const peer::Device& device = domain_.devices().front();
+    std::printf(R"({"arch": "sm_%d", "devices": %d, "device_kind": "%s"})"
+                "\n",
+                device.capability, world_, device.name.c_str());
   }
 
  private:
-  void capture(int r) {
+  void prepare(const Cell& cell, Regime regime, int depth) {
+    for (int r = 0; r < world_; ++r) {
+      Rank& rank = ranks_[r];
+      rank.call.operand[0] = {reinterpret_cast<char*>(rank.src), reinterpret_cast<char*>(rank.dst),
+                              derive(cell.collective(), {cell.items}, 4, world_, {0, 0})};
+      rank.call.depth = depth;
+      rank.call.item_bytes = 4;
+      const peer::Device& device = domain_.device(r);
+      rank.watch = {device.device_report, device.limits,
+                    device.calls + cell.row * kNumRegimes + static_cast<int>(regime), cell.row};
+    }
+  }
+
+  void capture(int r, const Cell& cell, const Kernel& kernel, const Label& label) {
     Rank& rank = ranks_[r];
-    cudaGraph_t graph;
     check(cudaSetDevice(r));
-    check(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < kCallsPerGraph; ++i)
-      check(launch(kernel_, rank.call, rank.watch, blocks_, threads_, rank.stream));
-    check(cudaStreamEndCapture(rank.stream, &graph));
-    check(cudaGraphInstantiate(&rank.graph, graph, 0));
-    check(cudaGraphDestroy(graph));
+    spoil(rank.dst, cell, rank.stream);
+    rank.graph = std::make_unique<Graph>(rank.stream, calls_per_graph(cell.bytes()), [&] {
+      check(launch(kernel, rank.call, rank.watch, label.blocks, label.threads, rank.stream));
+    });
   }
 
   // Microseconds a call on rank 0, whose graph starts last.
   double replay() {
-    cudaEvent_t begin, end;
     for (int r = world_ - 1; r > 0; --r) {
       check(cudaSetDevice(r));
-      check(cudaGraphLaunch(ranks_[r].graph, ranks_[r].stream));
+      ranks_[r].graph->launch();
     }
     check(cudaSetDevice(0));
-    check(cudaEventCreate(&begin));
-    check(cudaEventCreate(&end));
-    check(cudaEventRecord(begin, ranks_[0].stream));
-    check(cudaGraphLaunch(ranks_[0].graph, ranks_[0].stream));
-    check(cudaEventRecord(end, ranks_[0].stream));
+    ranks_[0].graph->launch_timed();
     for (int r = 0; r < world_; ++r) {
       check(cudaSetDevice(r));
       check(cudaStreamSynchronize(ranks_[r].stream));
     }
-    float ms = 0;
     check(cudaSetDevice(0));
-    check(cudaEventElapsedTime(&ms, begin, end));
-    check(cudaEventDestroy(begin));
-    check(cudaEventDestroy(end));
-    return ms * 1e3 / kCallsPerGraph;
+    return ranks_[0].graph->us();
   }
 
-  void verify() {
-    const Collective& row = kCollectives[row_];
-    const int64_t block =
-        row.splits_input() ? items_ / world_ : items_;  // from one rank to another
-    for (int r = 0; r < world_; ++r) {
-      const int64_t own = row.splits_input() ? r * block : 0;
-      std::vector<float> out(result_items_);
-      check(cudaMemcpy(out.data(), ranks_[r].dst, result_items_ * 4, cudaMemcpyDeviceToHost));
-      for (int64_t i = 0; i < result_items_; ++i) {
-        float expected = 0;
-        for (int q = 0; q < world_; ++q)
-          if (row.consume == Consume::kReduce || i / block == q)
-            expected += input_[q][own + i % block];
-        if (out[i] == expected) continue;
-        std::fprintf(stderr, "rank %d [%ld] is %g, expected %g\n", r, static_cast<long>(i), out[i],
-                     expected);
-        std::exit(1);
-      }
-    }
-  }
-
-  const int row_, regime_;
-  const std::string atom_;
-  const int depth_, blocks_, threads_;
-  int world_;
-  int64_t items_, result_items_;  // of one rank
-  Kernel kernel_;
+  const Options options_;
+  peer::Domain& domain_;
+  const int world_;
   std::vector<Rank> ranks_;
-  std::vector<std::vector<float>> input_;
 };
 
 }  // namespace
-}  // namespace purlin
+}  // namespace purlin::bench
 
 int main(int argc, char** argv) {
-  if (argc < 8) {
-    std::fprintf(stderr, "usage: %s OP REGIME ATOM DEPTH BLOCKS THREADS BYTES...\n", argv[0]);
-    return 2;
-  }
-  for (int i = 7; i < argc; ++i) {
-    purlin::Bench bench(argv[1], argv[2], argv[3], std::atoi(argv[4]), std::atoi(argv[5]),
-                        std::atoi(argv[6]), std::atoll(argv[i]));
-    bench.run();
+  using namespace purlin::bench;
+  const Options options(argc, argv);
+  Jobs jobs(options.rest, 7, kUsage);
+  try {
+    Options wanted = options;
+    if (options.about) wanted.most = 0;
+    Bench bench(wanted);
+    if (options.about) {
+      bench.about();
+      return 0;
+    }
+    for (auto words = jobs.next(); !words.empty(); words = jobs.next()) bench.run(words);
+  } catch (const std::exception& error) {
+    stop(error.what());
   }
   return 0;
 }
