@@ -19,8 +19,11 @@ cmake -S . -B "$build" -G Ninja -DPURLIN_MODULE=OFF -DPURLIN_TESTS=ON -DPURLIN_B
 ninja -C "$build" >>"$out/build.log" 2>&1
 
 failed=0
-for ranks in "2 4 128 300" "3 3 96 300" "5 2 64 200" "8 2 128 200" "16 1 64 100"; do
-  "$build/cuda_ranks" $ranks | tee -a "$out/ranks.log" || failed=1
+"$build/cuda_folds" 4001 | tee "$out/folds.log" || failed=1
+for atom in generic ampere hopper; do
+  for ranks in "2 4 128 300" "3 3 96 300" "5 2 64 200" "8 2 512 200" "16 1 64 100"; do
+    "$build/cuda_ranks" $atom $ranks | tee -a "$out/ranks.log" || failed=1
+  done
 done
 "$python" -m pytest -q tests/gpu 2>&1 | tee "$out/tests.log" || failed=1
 
