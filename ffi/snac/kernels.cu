@@ -34,53 +34,52 @@ Kernel kernel() {
           is_flagged(regime) ? nullptr : &Atom::scratch_bytes};
 }
 
-// Packets, lines and composed staging are the generic Atom's, for all.
+// Packets, lines and staging are the generic Atom's, for all. The usual consumers have kernels of
+// their own for flat calls.
 template <class Consumer>
 Kernel find(Regime regime, bool flat) {
   constexpr bool kCopies = std::is_same_v<Consumer, CopyConsumer<Atom>>;
+  constexpr bool kAny = std::is_same_v<Consumer, AnyReduce<Atom>>;
   if constexpr (kGeneric) {
-    if (regime == Regime::kPacket)
-      return flat ? kernel<Regime::kPacket, FlatWords, Consumer>()
-                  : kernel<Regime::kPacket, Words, Consumer>();
-    if (regime == Regime::kLine)
-      return flat ? kernel<Regime::kLine, FlatWords, Consumer>()
-                  : kernel<Regime::kLine, Words, Consumer>();
+    if constexpr (!kAny) {
+      if (regime == Regime::kPacket && flat) return kernel<Regime::kPacket, FlatWords, Consumer>();
+      if (regime == Regime::kLine && flat) return kernel<Regime::kLine, FlatWords, Consumer>();
+    }
+    if (regime == Regime::kPacket) return kernel<Regime::kPacket, Words, Consumer>();
+    if (regime == Regime::kLine) return kernel<Regime::kLine, Words, Consumer>();
+    if constexpr (kCopies || kAny)
+      if (regime == Regime::kStaged) return kernel<Regime::kStaged, Words, Consumer>();
+    if constexpr (kAny)
+      if (regime == Regime::kComposed) return kernel<Regime::kComposed, Words, Consumer>();
   }
-  if (regime == Regime::kStaged) return kernel<Regime::kStaged, Words, Consumer>();
+  if (regime == Regime::kZeroStaging) return kernel<Regime::kZeroStaging, Words, Consumer>();
   if constexpr (kCopies) {
-    if (regime == Regime::kZeroStaging) return kernel<Regime::kZeroStaging, Words, Consumer>();
     if (regime == Regime::kZeroStagingPush)
       return kernel<Regime::kZeroStagingPush, Words, Consumer>();
   } else {
-    if (regime == Regime::kZeroStaging) return kernel<Regime::kZeroStaging, Words, Consumer>();
-    if constexpr (kGeneric)
-      if (regime == Regime::kComposed) return kernel<Regime::kComposed, Words, Consumer>();
     if (regime == Regime::kZeroStagingComposed)
       return kernel<Regime::kZeroStagingComposed, Words, Consumer>();
   }
   return {};
 }
 
-// The sums that are worth kernels of their own.
-template <class F>
-bool with_usual(std::string_view op, std::string_view dtype, F f) {
-  if (op != "sum") return false;
-  if (dtype == "float32") return f(ReduceConsumer<Atom, float, float, Sum>()), true;
-  if (dtype == "bfloat16") return f(ReduceConsumer<Atom, Bfloat16, float, Sum>()), true;
-  if (dtype == "float16") return f(ReduceConsumer<Atom, Float16, float, Sum>()), true;
-  return false;
+// The kernels of the sums that are worth their own; staging is not where they are fast.
+Kernel find_usual(const Wanted& wanted) {
+  if (wanted.op != "sum") return {};
+  if (wanted.dtype == "float32")
+    return find<ReduceConsumer<Atom, float, float, Sum>>(wanted.regime, wanted.flat);
+  if (wanted.dtype == "bfloat16")
+    return find<ReduceConsumer<Atom, Bfloat16, float, Sum>>(wanted.regime, wanted.flat);
+  return {};
 }
 
 Kernel find(const Wanted& wanted) {
   if (wanted.consume == Consume::kCopy) return find<CopyConsumer<Atom>>(wanted.regime, wanted.flat);
-  Kernel found;
-  if (with_usual(wanted.op, wanted.dtype, [&](auto consumer) {
-        found = find<decltype(consumer)>(wanted.regime, wanted.flat);
-      }))
-    return found;
+  Kernel found = find_usual(wanted);
   if constexpr (kGeneric) {
     const bool wide = wanted.dtype == "complex128";  // a packet's word holds no such item
-    if (wanted.fold < 0 || (wide && is_flagged(wanted.regime))) return {};
+    if (found.function != nullptr || wanted.fold < 0 || (wide && is_flagged(wanted.regime)))
+      return found;
     found = find<AnyReduce<Atom>>(wanted.regime, wanted.flat);
     found.fold = wanted.fold;
   }
@@ -96,7 +95,7 @@ std::vector<Kernel> all() {
     for (bool flat : {true, false}) {
       const auto regime = static_cast<Regime>(r);
       add({Atom::kName, regime, Consume::kCopy, "", "", flat});
-      for (const char* dtype : {"float32", "bfloat16", "float16", "int32"})
+      for (const char* dtype : {"float32", "bfloat16", "int32"})
         add({Atom::kName, regime, Consume::kReduce, "sum", dtype, flat, 0});
     }
   return every;
