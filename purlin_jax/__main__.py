@@ -1,4 +1,4 @@
-"""`python -m purlin_jax status | selftest | bench`."""
+"""`python -m purlin_jax status | selftest | bench | tune`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
-from purlin_jax import _compat, _native, bench, domain, measure, selftest
-from purlin_jax.policy import REGIMES, Policy, table
+from purlin_jax import _compat, _native, bench, domain, measure, selftest, tune
+from purlin_jax.policy import REGIMES, Policy, is_own, table, table_file
 
 
 def _mesh(args: argparse.Namespace) -> Mesh:
@@ -44,8 +44,9 @@ def status(args: argparse.Namespace) -> int:
         slow, budget = domain.budget()
         print(f"waits: reported after {slow:g} s, ended after {budget:g} s (0: never)")
     arch = domain.arch(platform, Mesh(np.array(devices), ("i",)))
-    found = table(arch)
+    found, file = table(arch), table_file(arch)
     print(f"policy {found['arch']} for {arch}, Atom {found['atom']}:")
+    print(f"  from {'your own' if is_own(file) else 'the package'}: {file}")
     for row in found["rows"]:
         ops = ", ".join(row.get("ops", ["all ops"]))
         print(f"  world {row['world']}, {ops} ({row['source']})")
@@ -60,12 +61,12 @@ def status(args: argparse.Namespace) -> int:
 def run_selftest(args: argparse.Namespace) -> int:
     """Every op in every regime, compared with jax.lax and timed beside it."""
     rows = selftest.run(_mesh(args))
-    print(f"{'op':15}{'regime':19}{'dtype':9}{'items':>6}{'us':>10}{'times lax':>11}")
+    print(f"{'op':15}{'regime':23}{'dtype':9}{'items':>6}{'us':>10}{'times lax':>11}")
     for r in rows:
         verdict = "PASS" if r["passed"] else f"FAIL: {r['why']}"
         us = "-" if r["us"] is None else f"{r['us']:.1f}"
         ratio = "-" if r["times_lax"] is None else f"{r['times_lax']:.2f}"
-        row = f"{r['op']:15}{r['regime']:19}{r['dtype']:9}{r['items']:6}{us:>10}{ratio:>11}"
+        row = f"{r['op']:15}{r['regime']:23}{r['dtype']:9}{r['items']:6}{us:>10}{ratio:>11}"
         print(f"{row}  {verdict}")
     failed = sum(not r["passed"] for r in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
@@ -92,6 +93,12 @@ def run_bench(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_tune(args: argparse.Namespace) -> int:
+    """Measure, and write a policy table for these devices."""
+    tune.run(_mesh(args), args.minutes, args.out)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m purlin_jax")
     commands = parser.add_subparsers(required=True)
@@ -112,6 +119,10 @@ def main() -> int:
     p.add_argument("--samples", type=int, default=15)
     p.add_argument("--json", type=Path)
     p.add_argument("--plot", type=Path)
+    p = commands.add_parser("tune", parents=[common], help="write a policy for these devices")
+    p.set_defaults(run=run_tune)
+    p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")
+    p.add_argument("--out", type=Path, help="file to write; default: where it is read from")
     args = parser.parse_args()
     return args.run(args)
 
