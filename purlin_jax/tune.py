@@ -78,14 +78,9 @@ def contests(
 
 
 def _policy(candidate: dict[str, Any], newest: str) -> Policy:
+    knobs = {k: candidate[k] for k in ("regime", "blocks", "threads", "depth") if k in candidate}
     atom = candidate.get("atom", "newest")
-    return Policy(
-        candidate["regime"],
-        candidate["blocks"],
-        atom=newest if atom == "newest" else atom,
-        depth=candidate.get("depth", 0),
-        threads=candidate["threads"],
-    )
+    return Policy(**knobs, atom=newest if atom == "newest" else atom)
 
 
 @dataclass
@@ -179,19 +174,25 @@ def measure(
 ) -> tuple[dict[Contest, Samples], dict[Contest, str]]:
     """Samples of the contests that can end before `deadline`, and why others were left out.
 
-    How long one takes is known from those before it, so it may be late by the first one.
+    How long one takes is guessed from those before it: at most what a larger one took. So it may be
+    late by one contest.
     """
-    measured, left, slowest = {}, {}, 0.0  # seconds a choice
+    measured: dict[Contest, Samples] = {}
+    left: dict[Contest, str] = {}
+    took: dict[int, float] = {}  # seconds a choice, by size
     for contest in planned:
         began = clock()
-        if began + slowest * len(contest.choices) >= deadline:
+        larger = [seconds for nbytes, seconds in took.items() if nbytes >= contest.nbytes]
+        guess = min(larger, default=max(took.values(), default=0.0))
+        if began + guess * len(contest.choices) >= deadline:
             left[contest] = "no time was left"
             continue
         try:
             measured[contest] = race(contest)
         except jax.errors.JaxRuntimeError as error:  # out of memory, for example
             left[contest] = str(error).partition("\n")[0]
-        slowest = max(slowest, (clock() - began) / len(contest.choices))
+        seconds = (clock() - began) / len(contest.choices)
+        took[contest.nbytes] = max(took.get(contest.nbytes, 0.0), seconds)
     return measured, left
 
 

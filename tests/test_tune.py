@@ -217,6 +217,19 @@ def test_no_contest_begins_that_would_end_late() -> None:
     assert now[0] <= 75
 
 
+def test_a_small_contest_is_not_left_out_for_the_time_of_a_large_one() -> None:
+    now = [0.0]
+
+    def race(contest: Contest) -> Any:
+        now[0] += (30 if contest.nbytes > M else 10) * len(contest.choices)
+        return {choice: [1.0] for choice in contest.choices}
+
+    planned = [Contest(("all_reduce",), n, (PACKET, LINE)) for n in (64 * K, 16 * M, 64 * M, K)]
+    measured, left = measure(planned, race, 101.0, lambda: now[0])
+    assert [c.nbytes for c in measured] == [64 * K, 16 * M, K]
+    assert [c.nbytes for c in left] == [64 * M] and now[0] == 100
+
+
 def test_wrong_values_are_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tune._EXPECTED, "all_gather", lambda x: np.zeros(x.size * len(x)))
     track = tune.Track(mesh(2, ("i",)), SETTINGS["cpu"])
