@@ -1,4 +1,4 @@
-"""`python -m purlin_jax status | selftest | bench`."""
+"""`python -m purlin_jax status | selftest | bench | tune`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
-from purlin_jax import _compat, _native, bench, domain, measure, selftest
-from purlin_jax.policy import REGIMES, Policy, table
+from purlin_jax import _compat, _native, bench, domain, measure, selftest, tune
+from purlin_jax.policy import REGIMES, Policy, is_own, table, table_file
 
 
 def _mesh(args: argparse.Namespace) -> Mesh:
@@ -46,8 +46,9 @@ def status(args: argparse.Namespace) -> int:
         slow, budget = domain.budget()
         print(f"waits: reported after {slow:g} s, ended after {budget:g} s (0: never)")
     arch = domain.arch(platform, Mesh(np.array(devices), ("i",)))
-    found = table(arch)
+    found, file = table(arch), table_file(arch)
     print(f"policy {found['arch']} for {arch}, Atom {found['atom']}:")
+    print(f"  from {'your own' if is_own(file) else 'the package'}: {file}")
     for row in found["rows"]:
         ops = ", ".join(row.get("ops", ["all ops"]))
         print(f"  world {row['world']}, {ops} ({row['source']})")
@@ -123,6 +124,12 @@ def _kernels(
     return found.rows, about, found.missing
 
 
+def run_tune(args: argparse.Namespace) -> int:
+    """Measure, and write a policy table for these devices."""
+    tune.run(_mesh(args), args.minutes, args.out)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m purlin_jax")
     commands = parser.add_subparsers(required=True)
@@ -143,6 +150,11 @@ def main() -> int:
     p.add_argument("--policy", choices=REGIMES, default="auto", help="force a regime")
     p.add_argument("--samples", type=int, default=15)
     p.add_argument("--json", type=Path)
+    p.add_argument("--plot", type=Path)
+    p = commands.add_parser("tune", parents=[common], help="write a policy for these devices")
+    p.set_defaults(run=run_tune)
+    p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")
+    p.add_argument("--out", type=Path, help="file to write; default: where it is read from")
     args = parser.parse_args()
     return args.run(args)
 

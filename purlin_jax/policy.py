@@ -16,6 +16,7 @@ from typing import Any, Self
 import jax
 
 from purlin_jax import _native
+from purlin_jax.table_check import ATOMS, FLAGGED, LIMITS, check, outside
 
 REGIMES = ("auto", *_native.regimes)
 
@@ -30,6 +31,7 @@ class Policy:
       atom: of a GPU's kernels: "generic", "ampere", "hopper", "blackwell"; "" leaves it to the
         table.
       depth: stages of the Atom's ring in shared memory, 1 to 8; 0 leaves it to the table.
+      threads: threads of a block on GPUs, a multiple of 32 up to 512; 0 leaves it to the table.
       staging_bytes: what a call may use of one half of the staging ("staged" and "composed"); 0
         for all of it. More rounds where data does not fit.
     """
@@ -39,12 +41,16 @@ class Policy:
     staging_bytes: int = 0
     atom: str = ""
     depth: int = 0
+    threads: int = 0
 
     def __post_init__(self) -> None:
         if self.regime not in REGIMES:
             raise ValueError(f"purlin.policy: no regime {self.regime!r}; take one of {REGIMES}")
-        if not 0 <= self.blocks <= 64:
-            raise ValueError(f"purlin.policy: blocks={self.blocks} is outside 0 to 64")
+        if self.atom not in ("", *ATOMS):
+            raise ValueError(f"purlin.policy: no Atom {self.atom!r}; take one of {ATOMS}")
+        for name in LIMITS:
+            if why := outside(name, getattr(self, name)):
+                raise ValueError(f"purlin.policy: {why}")
         if self.staging_bytes < 0:
             raise ValueError(f"purlin.policy: staging_bytes={self.staging_bytes} is negative")
 
@@ -60,12 +66,13 @@ def policy(
     staging_bytes: int = 0,
     atom: str = "",
     depth: int = 0,
+    threads: int = 0,
 ) -> Iterator[None]:
     """Force a regime for the collectives that are traced inside the context; see Policy.
 
     The context is part of jit's cache key: a function that was traced outside is traced again.
     """
-    with _context(Policy(regime, blocks, staging_bytes, atom, depth)):
+    with _context(Policy(regime, blocks, staging_bytes, atom, depth, threads)):
         yield
 
 
@@ -132,21 +139,41 @@ def _tables() -> dict[str, Traversable | Path]:
     return found
 
 
-@cache
-def table(arch: str) -> dict[str, Any]:
-    """The policy table of `arch`; of the newest older GPU generation where it has none.
+def table_file(arch: str) -> Traversable | Path:
+    """The file that holds the table of `arch`; of the newest older GPU generation if it has none.
 
     A file in own_folder() goes before the package's of the same name.
     """
     tables = _tables()
     if arch not in tables:
-        names = [n for n in tables if n.startswith("sm_")]
+        names = [n for n in tables if n.startswith("sm_") and n[3:].isdigit()]
         older = [n for n in names if int(n[3:]) <= int(arch[3:])]
         arch = max(older or names, key=lambda n: int(n[3:]))
-    return json.loads(tables[arch].read_text())
+    return tables[arch]
 
 
-_FLAGGED = ("packet", "line")  # data and flags travel in words of eight bytes
+def is_own(file: Traversable | Path) -> bool:
+    """Whether a file that table_file gave is the user's, and not the package's."""
+    return Path(str(file)).parent == own_folder()
+
+
+@cache
+def table(arch: str) -> dict[str, Any]:
+    """What table_file(arch) holds; ValueError with the file's name if that is no policy table."""
+    file = table_file(arch)
+    try:
+        found = json.loads(file.read_text())
+        check(found)
+    except ValueError as error:
+        remedy = (
+            "correct it, or remove it and the package's own is used"
+            if is_own(file)
+            else "install purlin_jax again"
+        )
+        raise ValueError(f"purlin: the policy table {file}: {error}; {remedy}") from error
+    return found
+
+
 _ROUNDING = 512  # bytes that several operands may waste in packets and lines
 _EITHER_WAY = ("zero_staging", "zero_staging_push")
 
@@ -160,11 +187,7 @@ def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> 
     less near than far (facts in docs/design.md).
     """
     found = table(arch)
-    bands = next(
-        row["bands"]
-        for row in found["rows"]
-        if row["world"] in (world, "any") and op in row.get("ops", (op,))
-    )
+    bands = row_of(found, op, world)["bands"]
     if forced.regime != "auto":
         fitting_ops, _ = _native.regimes[forced.regime]
         if op not in fitting_ops:
@@ -179,7 +202,7 @@ def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> 
         unknown = {"up_to_bytes": None, "regime": forced.regime, "blocks": 0, "threads": 0}
         bands = [b for b in bands if b["regime"] == forced.regime] or [unknown]
     else:
-        bands = [b for b in bands if _fits(b["regime"], op, arch, traffic)]
+        bands = [b for b in bands if fits(b["regime"], op, arch, traffic)]
     wide = (b for b in bands if b["up_to_bytes"] is None or traffic.nbytes <= b["up_to_bytes"])
     band = next(wide, bands[-1])
     regime = band["regime"]
@@ -192,16 +215,26 @@ def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> 
         regime,
         forced.atom or band.get("atom", found["atom"]),
         forced.blocks or band["blocks"],
-        band["threads"],
+        forced.threads or band["threads"],
         forced.depth or band.get("depth", 0),
         forced.staging_bytes,
     )
 
 
-def _fits(regime: str, op: str, arch: str, traffic: Traffic) -> bool:
+def row_of(found: dict[str, Any], op: str, world: int) -> dict[str, Any]:
+    """The first row of a table for a world and an op."""
+    return next(
+        row
+        for row in found["rows"]
+        if row["world"] in (world, "any") and op in row.get("ops", (op,))
+    )
+
+
+def fits(regime: str, op: str, arch: str, traffic: Traffic) -> bool:
+    """Whether a regime can run a call: its op, its elements, and the room in the windows."""
     if op not in _native.regimes[regime][0]:
         return False
-    if regime in _FLAGGED and arch != "cpu" and traffic.item_bytes > 8:
+    if regime in FLAGGED and arch != "cpu" and traffic.item_bytes > 8:
         return False
     room = traffic.capacity.get(regime)
     return room is None or traffic.nbytes + _ROUNDING <= room

@@ -59,7 +59,14 @@ def test_emptied_programs_are_refused(impl: str, monkeypatch: pytest.MonkeyPatch
 def test_status() -> None:
     result = _cli("status")
     assert result.returncode == 0, result.stderr
-    for word in ("FFI API", "compiler: ", "devices: 4 x cpu", "CUDA: ", "policy cpu"):
+    for word in (
+        "FFI API",
+        "compiler: ",
+        "devices: 4 x cpu",
+        "CUDA: ",
+        "policy cpu",
+        "from the package: ",
+    ):
         assert word in result.stdout
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from purlin_jax.heads import plan_heads
+from purlin_jax.table_check import check
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -35,7 +37,9 @@ def program(page: str) -> tuple[str, list[str]]:
     return "\n".join(code), printed
 
 
-@pytest.mark.parametrize("page", ("README.md", "docs/quickstart.md", "docs/drop_in.md"))
+@pytest.mark.parametrize(
+    "page", ("README.md", "docs/quickstart.md", "docs/drop_in.md", "docs/policies.md")
+)
 def test_the_python_of_a_page(page: str, tmp_path: Path) -> None:
     code, printed = program(page)
     assert printed
@@ -44,13 +48,18 @@ def test_the_python_of_a_page(page: str, tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PURLIN_")}
     run = subprocess.run(
         [sys.executable, str(script)],
-        env={**env, "JAX_PLATFORMS": "cpu"},
+        env={**env, "JAX_PLATFORMS": "cpu", "PURLIN_POLICIES": os.devnull},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == printed
+
+
+def test_the_table_of_a_page_is_a_table() -> None:
+    text = (ROOT / "docs/policies.md").read_text()
+    check(json.loads(text.partition("```json\n")[2].partition("```")[0]))
 
 
 def head_cell(q: int, kv: int, world: int) -> str:

@@ -218,12 +218,25 @@ def test_a_packet_call_that_is_too_large_says_what_to_do() -> None:
         (("",), {}),
         (("packet",), {"blocks": 65}),
         ((), {"blocks": -1}),
+        ((), {"threads": -32}),
+        ((), {"threads": 48}),
+        ((), {"threads": 544}),
+        ((), {"depth": 9}),
+        ((), {"atom": "volta"}),
         ((), {"staging_bytes": -1}),
     ),
 )
-def test_bad_policies_raise(args: tuple[str, ...], kwargs: dict[str, int]) -> None:
+def test_bad_policies_raise(args: tuple[str, ...], kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"purlin\.policy: "), purlin.policy(*args, **kwargs):
         pass
+
+
+def test_threads_reach_the_call_by_context_and_by_argument() -> None:
+    program = sharded(_exchange, mesh(8))
+    with purlin.policy(threads=96):
+        assert "threads = 96 : i64" in program.lower(X).compile().as_text()
+    given = sharded(lambda v: _exchange(v, policy=purlin.Policy(threads=512)), mesh(8))
+    assert "threads = 512 : i64" in given.lower(X).compile().as_text()
 
 
 def test_a_regime_that_does_not_fit_says_so_at_trace_time() -> None:
