@@ -150,7 +150,6 @@ def main() -> int:
     p.add_argument("--policy", choices=REGIMES, default="auto", help="force a regime")
     p.add_argument("--samples", type=int, default=15)
     p.add_argument("--json", type=Path)
-    p.add_argument("--plot", type=Path)
     p = commands.add_parser("tune", parents=[common], help="write a policy for these devices")
     p.set_defaults(run=run_tune)
     p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")
