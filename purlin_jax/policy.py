@@ -28,8 +28,7 @@ class Policy:
     Attributes:
       regime: one of REGIMES; "auto" leaves it to the table.
       blocks: blocks of each rank's kernel, 1 to 64; 0 leaves it to the table.
-      atom: of a GPU's kernels: "generic", "ampere", "hopper", "blackwell"; "" leaves it to the
-        table.
+      atom: of a GPU's kernels, "generic" for example; "" leaves it to the table.
       depth: stages of the Atom's ring in shared memory, 1 to 8; 0 leaves it to the table.
       threads: threads of a block on GPUs, a multiple of 32 up to 512; 0 leaves it to the table.
       staging_bytes: what a call may use of one half of the staging ("staged" and "composed"); 0

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from importlib import resources
 from typing import Any
 
 from purlin_jax import _native
 
-ATOMS = ("cpu", "generic", "ampere", "hopper", "blackwell")
+
+def _atoms() -> tuple[str, ...]:
+    """The Atom that runs on every GPU, and those of the package's tables."""
+    tables = resources.files("purlin_jax").joinpath("policies").iterdir()
+    return ("generic", *sorted({json.loads(file.read_text())["atom"] for file in tables}))
+
+
+ATOMS = _atoms()
 FLAGGED = ("packet", "line")  # data and flags travel in words of eight bytes
 LIMITS = {"blocks": (64, 1), "threads": (512, 32), "depth": (8, 1)}  # the most, a multiple of
 
