@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +15,7 @@ from typing import Any, Self
 import jax
 
 from purlin_jax import _native
-from purlin_jax.table_check import ATOMS, FLAGGED, LIMITS, check, outside
+from purlin_jax.table_check import ATOMS, FLAGGED, LIMITS, PACKAGED, check, outside
 
 REGIMES = ("auto", *_native.regimes)
 
@@ -129,9 +128,8 @@ def own_folder() -> Path:
 
 
 def _tables() -> dict[str, Traversable | Path]:
-    folder = resources.files("purlin_jax").joinpath("policies")
     found: dict[str, Traversable | Path] = {
-        f.name.removesuffix(".json"): f for f in folder.iterdir()
+        f.name.removesuffix(".json"): f for f in PACKAGED.iterdir()
     }
     own = own_folder()
     found.update({f.stem: f for f in sorted(own.glob("*.json"))} if own.is_dir() else {})

@@ -9,14 +9,9 @@ from typing import Any
 
 from purlin_jax import _native
 
-
-def _atoms() -> tuple[str, ...]:
-    """The Atom that runs on every GPU, and those of the package's tables."""
-    tables = resources.files("purlin_jax").joinpath("policies").iterdir()
-    return ("generic", *sorted({json.loads(file.read_text())["atom"] for file in tables}))
-
-
-ATOMS = _atoms()
+PACKAGED = resources.files("purlin_jax").joinpath("policies")  # the package's tables
+# The Atom that runs on every GPU, and those of the tables.
+ATOMS = ("generic", *sorted({json.loads(f.read_text())["atom"] for f in PACKAGED.iterdir()}))
 FLAGGED = ("packet", "line")  # data and flags travel in words of eight bytes
 LIMITS = {"blocks": (64, 1), "threads": (512, 32), "depth": (8, 1)}  # the most, a multiple of
 

@@ -19,6 +19,7 @@ from purlin_jax.table_check import check
 from purlin_jax.table_edit import Contest, fastest, spliced, tuned_rows, with_rows
 from purlin_jax.tune import SETTINGS, contests, forced, measure
 from tests.harness import mesh
+from tests.test_tables import ARCHS
 
 K, M = 1 << 10, 1 << 20
 ROOM = {"packet": M, "line": 4 * M}
@@ -52,7 +53,7 @@ def test_every_candidate_is_a_policy_and_has_its_sizes() -> None:
 
 
 @pytest.mark.parametrize("world", (2, 4, 8, 5))
-@pytest.mark.parametrize("arch", ("sm_80", "sm_90", "sm_100"))
+@pytest.mark.parametrize("arch", [a for a in ARCHS if a != "cpu"])
 def test_what_is_planned(arch: str, world: int) -> None:
     planned = _planned(arch, world)
     assert {c.ops for c in planned} == {
