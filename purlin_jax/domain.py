@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.export
+import numpy as np
 
 from purlin_jax import _compat, _native
 
@@ -134,6 +135,18 @@ def refusal(platform: str, mesh: Any, reduce: str, dtype: str, exported: bool) -
     ensure_started("cuda")
     if not cuda.can_peer(ordinals(mesh)):
         return "some of the GPUs cannot read each other's memory"
+    return None
+
+
+def no_window(platform: str, mesh: Any, partition: np.ndarray) -> str | None:
+    """Why there are no windows for groups of logical devices, or None if there are."""
+    if platform == "cpu":
+        return None
+    devices = np.asarray(ordinals(mesh))
+    try:
+        cuda.reserve(devices[partition].ravel().tolist(), partition.shape[1])
+    except RuntimeError as error:
+        return str(error)
     return None
 
 

@@ -57,6 +57,9 @@ def _lower(platform: str) -> Any:
         if reason is None and automatic_axes(ctx) and not uses_shardy():
             # XLA would end the process.
             reason = f"GSPMD takes no custom call beside automatic axes {automatic_axes(ctx)}"
+        if reason is None:
+            partition = groups.partition(mesh, params.axes, params.groups)
+            reason = domain.no_window(platform, mesh, partition)
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)

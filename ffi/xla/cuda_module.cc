@@ -74,6 +74,13 @@ NB_MODULE(_cuda, m) {
         return bytes;
       },
       "Bytes from one rank to another that the windows of a group hold, by regime.");
+  m.def(
+      "reserve",
+      [](const std::vector<int64_t>& partition, int world) {
+        peer::Domain::start().reserve(partition, world);
+      },
+      "Windows for a partition of the devices, given by ordinals; RuntimeError when the arena is "
+      "full.");
   m.def("calls", &calls);
   m.def("set_limits",
         [](double slow_s, double budget_s) { peer::Domain::start().set_limits(slow_s, budget_s); });

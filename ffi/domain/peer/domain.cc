@@ -170,25 +170,25 @@ Capacity Domain::capacity(int world) {
   return capacity;
 }
 
+int64_t Domain::reserve(const std::vector<int64_t>& partition, int world) {
+  const int64_t bytes = Window<CudaPacket>::bytes(world, capacity(world));
+  std::lock_guard lock(mutex_);
+  const auto found = offsets_.find({partition, world});
+  if (found != offsets_.end()) return found->second;
+  if (used_ + bytes > arena_bytes_)
+    throw std::runtime_error(
+        "the arena of " + std::to_string(arena_bytes_ >> 20) +
+        " MiB holds no window for another partition of the devices; raise PURLIN_ARENA_MB");
+  const int64_t offset = used_;
+  offsets_[{partition, world}] = offset;
+  used_ += (bytes + kAlign - 1) / kAlign * kAlign;
+  return offset;
+}
+
 void Domain::attach(const std::vector<int64_t>& partition, int world,
                     const std::vector<int>& ordinals, CudaCall& call) {
   call.capacity = capacity(world);
-  const int64_t bytes = Window<CudaPacket>::bytes(world, call.capacity);
-  int64_t offset = 0;
-  {
-    std::lock_guard lock(mutex_);
-    auto [at, fresh] = offsets_.try_emplace({partition, world}, used_);
-    if (fresh) {
-      if (used_ + bytes > arena_bytes_) {
-        offsets_.erase(at);
-        throw std::runtime_error(
-            "the arena of " + std::to_string(arena_bytes_ >> 20) +
-            " MiB holds no window for another partition of the devices; raise PURLIN_ARENA_MB");
-      }
-      used_ += (bytes + kAlign - 1) / kAlign * kAlign;
-    }
-    offset = at->second;
-  }
+  const int64_t offset = reserve(partition, world);
   for (int r = 0; r < world; ++r) call.window[r] = {device(ordinals[r]).arena + offset};
 }
 

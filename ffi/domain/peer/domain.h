@@ -47,6 +47,9 @@ class Domain {
   // Of each window of a group of `world` ranks.
   static Capacity capacity(int world);
 
+  // Offset of the windows of a partition in every arena. Throws std::runtime_error when it is full.
+  int64_t reserve(const std::vector<int64_t>& partition, int world);
+
   // Fills call.capacity and call.window for a group of device ordinals of `partition` (all groups,
   // one after another). Only arithmetic: no CUDA call. Throws std::runtime_error when the arena is
   // full.
