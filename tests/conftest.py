@@ -7,7 +7,9 @@ if native code ran any other regime, or none.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 # A silent fall to jax.lax would pass every parity test, so in here it is an error.
 os.environ["PURLIN_FALLBACK"] = "error"
@@ -20,6 +22,7 @@ import jax
 import pytest
 
 import purlin_jax as purlin
+from purlin_jax.policy import table
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -90,3 +93,12 @@ def pytest_terminal_summary(
         terminalreporter.write_line(f"{op} in {regime}: {calls} native calls")
     if fault := _fault(config):
         terminalreporter.write_line(f"--regime {config.getoption('--regime')}: {fault}", red=True)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of the user's own tables; none is remembered before or after."""
+    monkeypatch.setenv("PURLIN_POLICIES", str(tmp_path))
+    table.cache_clear()
+    yield tmp_path
+    table.cache_clear()

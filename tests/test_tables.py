@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,6 @@ TABLE: dict[str, Any] = {
         {"world": "any", "source": "guessed", "bands": [LAST]},
     ],
 }
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the user's own tables; none is remembered before or after."""
-    monkeypatch.setenv("PURLIN_POLICIES", str(tmp_path))
-    table.cache_clear()
-    yield tmp_path
-    table.cache_clear()
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,6 @@ GENERIC = Choice("zero_staging", "generic", 32, 512, 0, 0)
 
 def _planned(arch: str, world: int) -> list[Contest]:
     return contests(SETTINGS["cuda"], arch, world, ROOM, lambda atom: atom)
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the user's own tables; none is remembered before or after."""
-    monkeypatch.setenv("PURLIN_POLICIES", str(tmp_path))
-    table.cache_clear()
-    yield tmp_path
-    table.cache_clear()
 
 
 def test_every_candidate_is_a_policy_and_has_its_sizes() -> None:
