@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import jax
@@ -43,7 +42,10 @@ def _regimes_of(op: str) -> list[purlin.Policy]:
 
 
 def _name(value: Any) -> str:
-    return "-".join(map(str, asdict(value).values())) if is_dataclass(value) else str(value)
+    """What the CPU heeds of a policy, or a value as it is."""
+    if isinstance(value, purlin.Policy):
+        return f"{value.regime}-{value.blocks}-{value.staging_bytes}"
+    return str(value)
 
 
 def _each_regime(op: str) -> Any:
