@@ -30,7 +30,7 @@ def status(args: argparse.Namespace) -> int:
     print(f"compiler: {_native.compiler}")
     print(f"devices: {len(devices)} x {devices[0].device_kind} ({devices[0].platform})")
     if domain.cuda is None:
-        print("CUDA: not built (no CUDA compiler was found, or PURLIN_CUDA=off)")
+        print("CUDA: not built (no driver or compiler was found, or PURLIN_CUDA=off)")
     else:
         toolkit = f"{domain.cuda.toolkit // 1000}.{domain.cuda.toolkit % 1000 // 10}"
         compiler, archs = domain.cuda.compiler, domain.cuda.architectures
