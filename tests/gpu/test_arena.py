@@ -60,7 +60,7 @@ assert purlin.native_calls() == {}, purlin.native_calls()
 
 
 def test_jax_lax_takes_over_where_no_window_fits() -> None:
-    env = {**os.environ, "PURLIN_ARENA_MB": "16"}
+    env = {**os.environ, "PURLIN_ARENA_MB": "16", "PURLIN_FALLBACK": "allow"}
     done = subprocess.run(
         [sys.executable, "-c", SMALL], env=env, capture_output=True, text=True, timeout=120
     )
