@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.common import numbers
 from benchmarks.kernels import Setup, complain
 from benchmarks.native_programs import NoFiguresError
-from benchmarks.plots import rooflines, wire_gbs
 from purlin_jax import bench, measure
+from purlin_jax.plots import rooflines, wire_gbs
 
 Row = dict[str, Any]
 SITUATIONS = (

@@ -33,7 +33,7 @@ against=$("$python" -c 'import jax; print("lax,nccl" if len(jax.devices()) > 1 e
 sizes=1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G
 "$python" -m purlin_jax bench --against "$against" --native "$build" --sizes $sizes \
   --json "$out/bench.json" 2>&1 | tee "$out/bench.log" || failed=1
-"$python" -m benchmarks.plots "$out/bench.json" || failed=1
+"$python" -m purlin_jax.plots "$out/bench.json" || failed=1
 "$python" -m benchmarks.atom_sweep --build "$build" --json "$out/atoms.json" \
   --plot "$out/atoms.png" 2>&1 | tee "$out/atoms.log" || failed=1
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
-from purlin_jax import _compat, _native, bench, domain, measure, selftest, tune
+from purlin_jax import _compat, _native, bench, domain, measure, plots, selftest, tune
 from purlin_jax.policy import REGIMES, Policy, is_own, table, table_file
 
 
@@ -95,6 +95,8 @@ def run_bench(args: argparse.Namespace) -> int:
     if args.json:
         report = {"header": measure.header(setup.samples, bench.STEP) | about, "rows": rows}
         args.json.write_text(json.dumps(report, indent=1) + "\n")
+    if args.plot:
+        plots.figure(rows, args.plot)
     for cell in missing:
         print(f"MISSING {cell}", file=sys.stderr)
     return int(bool(missing))
@@ -150,6 +152,7 @@ def main() -> int:
     p.add_argument("--policy", choices=REGIMES, default="auto", help="force a regime")
     p.add_argument("--samples", type=int, default=15)
     p.add_argument("--json", type=Path)
+    p.add_argument("--plot", type=Path, help="PNG of time and bandwidth; needs matplotlib")
     p = commands.add_parser("tune", parents=[common], help="write a policy for these devices")
     p.set_defaults(run=run_tune)
     p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import atom_sweep, kernels, plots
-from purlin_jax import __main__, bench, measure
+from benchmarks import atom_sweep, kernels
+from purlin_jax import __main__, bench, measure, plots
 
 # Answers like the native programs: purlin takes 1 us per KiB, NCCL two or three times that.
 FAKE = """#!{python}

@@ -1,6 +1,6 @@
 """Plots of time and of bandwidth on the wire by size, from the JSON of bench or benchmarks.kernels.
 
-python -m benchmarks.plots FILE.json [FILE.png]
+python -m purlin_jax.plots FILE.json [FILE.png]
 """
 
 from __future__ import annotations
