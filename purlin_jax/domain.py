@@ -176,7 +176,7 @@ def atom(platform: str, wanted: str, forced: bool) -> str:
 
 def capacity(platform: str, world: int) -> dict[str, int]:
     """Bytes from one rank to another that the windows hold, in regimes that have such a limit."""
-    return cuda.capacity(world) if platform == "cuda" else {}
+    return cuda.capacity(world) if platform == "cuda" and cuda is not None else {}
 
 
 def native_regimes() -> dict[tuple[str, str], int]:
