@@ -44,6 +44,7 @@ struct CudaSite {
   struct Ready {
     CudaCall call;
     Watch watch;
+    int max_blocks;
   };
   std::mutex mutex;
   std::map<int, Ready> ready;  // by ordinal
@@ -74,6 +75,7 @@ CudaSite::Ready prepare(const Site& site, int ordinal) {
   domain.attach(partition, site.world, group, ready.call);
   const int64_t half = ready.call.capacity.staging_half;
   ready.call.staging_used = site.staging_bytes > 0 ? std::min(site.staging_bytes, half) : half;
+  ready.max_blocks = domain.max_blocks();
   const peer::Device& device = domain.device(ordinal);
   ready.watch = {device.device_report, device.limits,
                  device.calls + site.row * kNumRegimes + static_cast<int>(site.regime), site.row};
@@ -102,7 +104,7 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
       bytes += buffers.plans[o].bytes();
     }
     if (bytes == 0) return ffi::Error::Success();
-    const int blocks = site.blocks > 0 ? site.blocks : kMaxBlocks / 2;
+    const int blocks = std::min(site.blocks > 0 ? site.blocks : kMaxBlocks / 2, ready.max_blocks);
     const int threads = site.threads > 0 ? site.threads : kMaxThreads;
     if (const std::string why = refuse<CudaForms>(call, site.regime, blocks); !why.empty())
       throw std::invalid_argument(why);

@@ -137,9 +137,7 @@ void Domain::load_kernels() {
       check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel.function, kMaxThreads,
                                                           scratch),
             "loading a kernel");
-      if (per_sm * device.multiprocessors < 2 * kMaxBlocks && device.multiprocessors >= kMaxBlocks)
-        throw std::runtime_error("a kernel of " + std::to_string(kMaxBlocks) +
-                                 " blocks would not be resident twice on " + device.name);
+      max_blocks_ = std::clamp(per_sm * device.multiprocessors / 2, 1, max_blocks_);
     }
   }
 }

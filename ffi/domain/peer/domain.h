@@ -43,6 +43,9 @@ class Domain {
   bool can_peer(const std::vector<int>& ordinals) const;
   int64_t arena_bytes() const { return arena_bytes_; }
   int64_t arena_used() const;
+  // The widest grid that is resident, beside another one of its kind, on all devices: blocks wait
+  // for blocks.
+  int max_blocks() const { return max_blocks_; }
 
   // Of each window of a group of `world` ranks.
   static Capacity capacity(int world);
@@ -68,6 +71,7 @@ class Domain {
   std::vector<Device> devices_;
   std::vector<std::vector<bool>> peers_;  // by position in devices_
   const int64_t arena_bytes_;
+  int max_blocks_ = kMaxBlocks;
   mutable std::mutex mutex_;
   int64_t used_ = 0;
   // Of the windows in every arena, by partition and world.
