@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 import purlin_jax as purlin
 from purlin_jax import _native, domain
+from purlin_jax.policy import table
 from tests.harness import (
     EACH_OP,
     FOUR_OPS,
