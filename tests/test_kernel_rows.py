@@ -222,7 +222,6 @@ def test_bench_takes_kernel_rows_of_a_forced_regime(native: Path) -> None:
 
 
 def test_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     rows = [
         _row(op, nbytes, impl, 1 + nbytes / 1e5, timing)
         for op in ("all_reduce", "all_to_all")
