@@ -17,6 +17,7 @@ from purlin_jax.explain import Collective, Explanation, explain
 from purlin_jax.joint import Joint
 from purlin_jax.policy import Policy, policy
 from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
+from purlin_jax.varlen import all_gather_v, all_to_all_v, ragged_all_to_all, reduce_scatter_v
 
 __version__ = _version("purlin-jax")
 __all__ = [
@@ -26,8 +27,10 @@ __all__ = [
     "Joint",
     "Policy",
     "all_gather",
+    "all_gather_v",
     "all_reduce",
     "all_to_all",
+    "all_to_all_v",
     "backend",
     "explain",
     "export_checks",
@@ -41,7 +44,9 @@ __all__ = [
     "policy",
     "psum",
     "psum_scatter",
+    "ragged_all_to_all",
     "reduce_scatter",
+    "reduce_scatter_v",
     "scatter_heads",
     "set_timeout",
     "ulysses_attention",

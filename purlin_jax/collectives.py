@@ -2,151 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from purlin_jax import _native, lowering, primitive
 from purlin_jax import groups as groups_lib
-from purlin_jax._compat import check_vma, make_varying
-from purlin_jax.backend import fall_back, record, refusal, resolve, scope
-from purlin_jax.lax_forms import lax_equivalent
+from purlin_jax._compat import check_vma
+from purlin_jax.backend import fall_back, scope
+from purlin_jax.joined import Joined, join
 from purlin_jax.policy import Policy
-from purlin_jax.policy import resolve as resolve_policy
 
 PyTree = Any
-_PACKAGE, _JAX = Path(__file__).parent, Path(jax.__file__).parent
-lowering.register()
-REDUCTIONS = tuple(dict.fromkeys(op for op, _ in _native.reduces))
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """One collective over checked mesh axes: what all its operands share."""
-
-    op: str
-    names: tuple[Hashable, ...]
-    groups: groups_lib.Groups | None
-    world: int
-    backend: str
-    policy: Policy
-    site: str
-    reduce: str = ""
-
-    def _require_dtype(self, dtype: Any) -> None:
-        """Raise TypeError for what neither purlin nor jax.lax can do."""
-        if self.reduce in ("sum", "prod") and dtype.kind == "b":
-            raise TypeError(
-                f"purlin.{self.op}: a {self.reduce} of booleans is no boolean; count them with "
-                "purlin.psum, or reduce with 'or', 'and' or 'xor'"
-            )
-        if re.match(r"u?int[12]$", dtype.name):  # XLA may end the process
-            raise TypeError(
-                f"purlin.{self.op}: no collective carries {dtype.name}; widen it to int8 or int4"
-            )
-
-    def run(
-        self,
-        leaves: Sequence[jax.Array],
-        axes: Sequence[tuple[int, int]],
-        *,
-        invariant: bool = False,
-    ) -> list[jax.Array]:
-        """Send canonical operands through the primitive, several in one call where types allow.
-
-        `invariant`: the result is typed as equal on all devices, and so is its cotangent.
-        """
-        for x in leaves:
-            self._require_dtype(x.dtype)
-        params = primitive.Params(
-            op=self.op,
-            reduce=self.reduce,
-            axes=self.names,
-            groups=self.groups,
-            world=self.world,
-            split=tuple(split for split, _ in axes),
-            concat=tuple(concat for _, concat in axes),
-            invariant=invariant,
-            policy=self.policy,
-            backend=self.backend,
-            site=self.site,
-        )
-        with jax.named_scope(scope(self.op, self.site)):
-            if self.backend == "lax":
-                return lax_equivalent(params, leaves)
-            types = [jax.typeof(x) for x in leaves]
-            reason = refusal(self.op, self.reduce, types, self.world)
-            if reason is not None:
-                fall_back(self.op, reason, self.backend, self.site)
-                return lax_equivalent(params, leaves)
-            leaves = [make_varying(x, self.names) for x in leaves]
-            results: dict[int, jax.Array] = {}
-            for batch in _batches(leaves, same_dtype=bool(self.reduce)):
-                out = primitive.bind(params.select(batch), [leaves[i] for i in batch])
-                results.update(zip(batch, out, strict=True))
-        return [results[i] for i in range(len(leaves))]
-
-
-def _join(
-    op: str,
-    axis_name: groups_lib.AxisName,
-    axis_index_groups: Any,
-    backend: str | None,
-    policy: Policy | str | None,
-    reduce: str | None = None,
-) -> _Joined:
-    names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_bound(op, names)
-    if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"purlin.{op}: no reduction {reduce!r}; take one of {REDUCTIONS}")
-    size = groups_lib.world_size(names, None)
-    groups = groups_lib.canonical_groups(op, axis_index_groups, size)
-    world = groups_lib.world_size(names, groups)
-    chosen, site = resolve(backend), _call_site()
-    if chosen == "lax":
-        record(op, site, "asked for: backend='lax'")
-    local = groups_lib.vmapped(names)
-    if local and len(local) < len(names):
-        reason = f"axes {local} belong to a vmap and the others to the mesh"
-        fall_back(op, reason, chosen, site)
-    # Along the axis of a vmap there is nothing to send, so jax.lax is no fall.
-    chosen = "lax" if local else chosen
-    return _Joined(op, names, groups, world, chosen, resolve_policy(policy), site, reduce or "")
-
-
-def _call_site() -> str:
-    """file.py:line of the first caller outside this package and JAX."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-@cache
-def is_users(file: str) -> bool:
-    """Whether a file is neither of this package nor of JAX."""
-    path = Path(file)
-    return path.parent != _PACKAGE and _JAX not in path.parents
-
-
-def _batches(leaves: Sequence[jax.Array], *, same_dtype: bool) -> list[list[int]]:
-    """Operands that may travel in one call: at most _native.max_operands, one dtype to reduce."""
-    by_key: dict[Any, list[int]] = {}
-    for i, x in enumerate(leaves):
-        by_key.setdefault(x.dtype if same_dtype else None, []).append(i)
-    step = _native.max_operands
-    return [
-        members[at : at + step]
-        for members in by_key.values()
-        for at in range(0, len(members), step)
-    ]
 
 
 def _canonical_axis(op: str, what: str, axis: int, rank: int) -> int:
@@ -155,7 +23,7 @@ def _canonical_axis(op: str, what: str, axis: int, rank: int) -> int:
     return axis % rank
 
 
-def _check_split(joined: _Joined, shape: Sequence[int], axis: int, tiled: bool) -> None:
+def _check_split(joined: Joined, shape: Sequence[int], axis: int, tiled: bool) -> None:
     size, world = shape[axis], joined.world
     if tiled and size % world:
         raise ValueError(
@@ -204,7 +72,7 @@ def all_to_all(
       ValueError: the axes or sizes do not fit.
       TypeError: a dtype of fewer than 4 bits.
     """
-    joined = _join("all_to_all", axis_name, axis_index_groups, backend, policy)
+    joined = join("all_to_all", axis_name, axis_index_groups, backend, policy)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not joined.names:
         return x
@@ -263,7 +131,7 @@ def all_gather(
       ValueError: no such axis.
       TypeError: a dtype of fewer than 4 bits.
     """
-    joined = _join("all_gather", axis_name, axis_index_groups, backend, policy)
+    joined = join("all_gather", axis_name, axis_index_groups, backend, policy)
     invariant = to == "invarying" and joined.groups is None
     if to != "varying" and not invariant:
         if joined.backend != "lax":
@@ -319,7 +187,7 @@ def reduce_scatter(
       ValueError: the axis or its size does not fit, or there is no such reduction.
       TypeError: a sum or product of booleans, or a dtype of fewer than 4 bits.
     """
-    joined = _join("reduce_scatter", axis_name, axis_index_groups, backend, policy, op)
+    joined = join("reduce_scatter", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not joined.names:
         return x
@@ -367,7 +235,7 @@ def all_reduce(
       ValueError: no such reduction.
       TypeError: a sum or product of booleans, or a dtype of fewer than 4 bits.
     """
-    joined = _join("all_reduce", axis_name, axis_index_groups, backend, policy, op)
+    joined = join("all_reduce", axis_name, axis_index_groups, backend, policy, op)
     leaves, tree = jax.tree.flatten(x)
     if not leaves or not joined.names:
         return x

@@ -19,8 +19,8 @@ cuda: Any = None  # stays None where no CUDA compiler was found at the build
 if importlib.util.find_spec("purlin_jax._cuda") is not None:
     cuda = importlib.import_module("purlin_jax._cuda")
 
-TARGET = "purlin_collective_v1"  # grows with every change of operands or attributes
-_STATE = "purlin_call_site_v1"
+TARGET = "purlin_collective_v2"  # grows with every change of operands or attributes
+_STATE = "purlin_call_site_v2"
 
 _lock = threading.Lock()
 _started: set[str] = set()

@@ -14,7 +14,7 @@ import jax
 
 from purlin_jax import _native, domain
 from purlin_jax.backend import Handed, recording
-from purlin_jax.collectives import is_users
+from purlin_jax.joined import is_users
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,18 @@ def world_size(axes: Sequence[Hashable], groups: Groups | None) -> int:
     return len(groups[0]) if groups else math.prod(jax.lax.axis_size(a) for a in axes)
 
 
+def own_rank(axes: Sequence[Hashable], groups: Groups | None) -> Any:
+    """The calling rank's number in its group."""
+    index = jax.lax.axis_index(tuple(axes))
+    if groups is None:
+        return index
+    within = {i: r for group in groups for r, i in enumerate(group)}
+    return jnp.asarray([within[i] for i in range(len(within))])[index]
+
+
 def own_block(x: jax.Array, axis: int, axes: Sequence[Hashable], groups: Groups | None) -> Any:
     """The block of `x` along `axis` that belongs to the calling rank of its group."""
-    rank = jax.lax.axis_index(tuple(axes))
-    if groups is not None:
-        within = {i: r for group in groups for r, i in enumerate(group)}
-        rank = jnp.asarray([within[i] for i in range(len(within))])[rank]
+    rank = own_rank(axes, groups)
     size = x.shape[axis] // world_size(axes, groups)
     return jax.lax.dynamic_slice_in_dim(x, rank * size, size, axis)
 

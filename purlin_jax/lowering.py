@@ -26,18 +26,25 @@ from purlin_jax._compat import (
     uses_shardy,
 )
 from purlin_jax.backend import fall_back
-from purlin_jax.lax_forms import lax_equivalent
+from purlin_jax.lax_forms import counted_equivalent, lax_equivalent
 from purlin_jax.policy import Traffic, choose
 from purlin_jax.primitive import Params, collective_p
+from purlin_jax.varlen_primitive import CountedParams, counted_p
 
 
 def _lower_to_lax(reason: str) -> Any:
-    def rule(ctx: Any, *operands: Any, params: Params) -> Any:
+    def rule(ctx: Any, *operands: Any, params: Params | CountedParams) -> Any:
         fall_back(params.op, reason, params.backend, params.site)
-        plain = mlir.lower_fun(lambda *xs: lax_equivalent(params, xs), multiple_results=True)
+        plain = mlir.lower_fun(lambda *xs: _lax_form(params, xs), multiple_results=True)
         return plain(ctx, *operands)
 
     return rule
+
+
+def _lax_form(params: Params | CountedParams, operands: Sequence[Any]) -> list[Any]:
+    if isinstance(params, CountedParams):
+        return counted_equivalent(params, operands)
+    return lax_equivalent(params, operands)
 
 
 def _in_place(platform: str, op: str, regime: str) -> bool:
@@ -50,13 +57,15 @@ def _in_place(platform: str, op: str, regime: str) -> bool:
 
 
 def _lower(platform: str) -> Any:
-    def rule(ctx: Any, *operands: Any, params: Params) -> Any:
+    def rule(ctx: Any, *operands: Any, params: Params | CountedParams) -> Any:
         mesh = mesh_of(ctx)
         dtype = ctx.avals_in[0].dtype.name
         reason = domain.refusal(platform, mesh, params.reduce, dtype, for_export(ctx))
         if reason is None and automatic_axes(ctx) and not uses_shardy():
             # XLA would end the process.
             reason = f"GSPMD takes no custom call beside automatic axes {automatic_axes(ctx)}"
+        if reason is None and automatic_axes(ctx) and isinstance(params, CountedParams):
+            reason = f"counts are not split over automatic axes {automatic_axes(ctx)}"
         if reason is None:
             partition = groups.partition(mesh, params.axes, params.groups)
             reason = domain.no_window(platform, mesh, partition)
@@ -67,7 +76,7 @@ def _lower(platform: str) -> Any:
         call = _Call(params, attributes, _in_place(platform, params.op, attributes["regime"]))
         operands = (partition_id(ctx), *operands)
         avals = [PARTITION_ID, *ctx.avals_in]
-        outer = partitioned(ctx)
+        outer = None if isinstance(params, CountedParams) else partitioned(ctx)
         if outer is None:
             return _lower_call(ctx.replace(avals_in=avals), *operands, call=call)
         local = mlir.lower_fun(_along_automatic_axes(call), multiple_results=True)
@@ -82,14 +91,21 @@ def _lower(platform: str) -> Any:
 class _Call:
     """A custom call whose attributes are known, and the mesh forgotten; equal only to itself."""
 
-    params: Params
+    params: Params | CountedParams
     attributes: dict[str, Any]
     in_place: bool
 
+    def aliases(self, operands: int) -> dict[int, int] | None:
+        """Which operands the results may lie in. Operand 0 is the partition id."""
+        if isinstance(self.params, CountedParams):
+            n = self.params.operands if self.params.keeps else 0
+            return {operands - n + i: i for i in range(n)}
+        return {i: i - 1 for i in range(1, operands)} if self.in_place else None
+
 
 def _lower_call(ctx: Any, *operands: Any, call: _Call) -> Any:
-    # Row-major layouts for all, which plans assume, are the default. Operand 0 is the partition id.
-    aliases = {i: i - 1 for i in range(1, len(operands))} if call.in_place else None
+    # Row-major layouts for all, which plans assume, are the default.
+    aliases = call.aliases(len(operands))
     target = jax.ffi.ffi_lowering(domain.TARGET, operand_output_aliases=aliases)
     return target(ctx, *operands, **call.attributes)
 
@@ -146,11 +162,28 @@ def _along_automatic_axes(call: _Call) -> Any:
     return run
 
 
-def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) -> dict[str, Any]:
+def _most_rows(params: Params | CountedParams, x: Any) -> list[int]:
+    """Shape of an operand; of what one rank sends another at most, where counts are data."""
+    if isinstance(params, CountedParams) and params.most >= 0:
+        return [min(params.most, x.shape[0]), *x.shape[1:]]
+    return list(x.shape)
+
+
+def _about_counts(params: Params | CountedParams) -> dict[str, np.int64]:
+    names = ("expects", "placed", "keeps", "fill")
+    if not isinstance(params, CountedParams):
+        return {"most": np.int64(-1), **dict.fromkeys(names, np.int64(0))}
+    return {name: np.int64(getattr(params, name)) for name in ("most", *names)}
+
+
+def _attributes(
+    platform: str, mesh: Any, params: Params | CountedParams, avals: Sequence[Any]
+) -> dict[str, Any]:
     """What the handler reads; ffi/xla/site.h is its other side."""
+    counted = isinstance(params, CountedParams)
     plans = [
-        _native.plan(params.op, list(x.shape), x.dtype.itemsize, params.world, s, c)
-        for x, s, c in zip(avals, params.split, params.concat, strict=True)
+        _native.plan(params.op, _most_rows(params, x), x.dtype.itemsize, params.world, s, c)
+        for x, s, c in zip(avals, params.split, params.concat, strict=not counted)
     ]
     item_bytes = avals[0].dtype.itemsize if params.reduce else 1
     traffic = Traffic.of(plans, item_bytes, domain.capacity(platform, params.world))
@@ -170,12 +203,13 @@ def _attributes(platform: str, mesh: Any, params: Params, avals: Sequence[Any]) 
         "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),
         "split": np.asarray(params.split, np.int64),
         "concat": np.asarray(params.concat, np.int64),
+        **_about_counts(params),
         "tag": np.int64(_tag(params, avals)),
         "site": params.site,
     }
 
 
-def _tag(params: Params, avals: Sequence[Any]) -> int:
+def _tag(params: Params | CountedParams, avals: Sequence[Any]) -> int:
     """A number that ranks compare so as not to exchange data of different calls; never 0.
 
     It depends on nothing but the call, so that compilation caches find the program again.
@@ -187,5 +221,7 @@ def _tag(params: Params, avals: Sequence[Any]) -> int:
 def register() -> None:
     """Tell JAX how to lower the primitive on each platform."""
     for platform in ("cpu", "cuda"):
-        mlir.register_lowering(collective_p, _lower(platform), platform=platform)
-    mlir.register_lowering(collective_p, _lower_to_lax("this platform has no purlin kernels"))
+        for p in (collective_p, counted_p):
+            mlir.register_lowering(p, _lower(platform), platform=platform)
+    for p in (collective_p, counted_p):
+        mlir.register_lowering(p, _lower_to_lax("this platform has no purlin kernels"))

@@ -66,26 +66,28 @@ class Params(NamedTuple):
 
         What went to one peer in copies comes back as a sum, and the other way round.
         """
-        op = _TRANSPOSED[self.op]
+        op = transposed(self.op)
         reduces = _native.collectives[op]["consume"] == "reduce"
         return self._replace(
             op=op, reduce="sum" if reduces else "", split=self.concat, concat=self.split
         )
 
 
-def _is_split(layout: str) -> bool:
+def is_split(layout: str) -> bool:
     return layout != "packed"
 
 
-_TRANSPOSED = {
-    op: next(
+def transposed(op: str) -> str:
+    """The row with input and output exchanged."""
+    row = _native.collectives[op]
+    return next(
         other
         for other, back in _native.collectives.items()
-        if _is_split(back["input"]) == _is_split(row["output"])
-        and _is_split(back["output"]) == _is_split(row["input"])
+        if back["counted"] == row["counted"]
+        and is_split(back["input"]) == is_split(row["output"])
+        and is_split(back["output"]) == is_split(row["input"])
     )
-    for op, row in _native.collectives.items()
-}
+
 
 collective_p = Primitive("purlin_collective")
 collective_p.multiple_results = True
@@ -153,7 +155,7 @@ def _transpose(cotangents: Any, *operands: Any, params: Params) -> Any:
 
 def _own_block(params: Params, x: Any, axis: int) -> Any:
     """What this rank has contributed to a result that is the same on all."""
-    if not _is_split(_native.collectives[params.op]["output"]):
+    if not is_split(_native.collectives[params.op]["output"]):
         return x
     return groups.own_block(x, axis, params.axes, params.groups)
 

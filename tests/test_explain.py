@@ -303,7 +303,7 @@ to_apply=%add, metadata={op_name="jit(f)/psum" stack_frame_id=2}
   %g = (bf16[8,4]{1,0}, bf16[16,4]{1,0}) all-gather-start(%d), replica_groups={{0,1},{2,3}}, \
 metadata={op_name="jit(f)/dot_general" source_file="/home/me/old.py" source_line=3}
   %h = bf16[16,4]{1,0} all-gather-done(%g)
-  %k = (bf16[8,4]{1,0}) custom-call(%id, %p), custom_call_target="purlin_collective_v1", \
+  %k = (bf16[8,4]{1,0}) custom-call(%id, %p), custom_call_target="purlin_collective_v2", \
 backend_config={"custom_call_config":{"attributes":"{atom = \\"generic\\", blocks = 16 : i64, \
 op = \\"all_reduce\\", reduce = \\"sum\\", regime = \\"packet\\", site = \\"model.py:5\\", \
 world = 8 : i64}"}}

@@ -140,8 +140,9 @@ def test_empty_arrays_have_no_bytes(shape: list[int]) -> None:
 
 
 def test_the_table() -> None:
-    assert tuple(_native.collectives) == OPS
-    for op, row in _native.collectives.items():
+    even = {op: row for op, row in _native.collectives.items() if not row["counted"]}
+    assert tuple(even) == OPS
+    for op, row in even.items():
         assert (row["input"] != "packed") == (op in SPLITS)
         assert (row["output"] != "packed") == (op in CONCATS)
         assert row["consume"] == ("reduce" if "reduce" in op else "copy")

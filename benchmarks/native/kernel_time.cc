@@ -80,7 +80,7 @@ class Bench {
     prepare(cell, regime, label.depth);
 
     const Kernel kernel = find_kernel(
-        {label.atom, regime, cell.collective().consume, "sum", "float32", is_flat(ranks_[0].call)});
+        {label.atom, regime, cell.collective().consume, "sum", "float32", false, is_flat(ranks_[0].call)});
     std::string why = refuse<CudaForms>(ranks_[0].call, regime, label.blocks);
     if (kernel.function == nullptr || !fits(regime, cell.collective()))
       why = "no kernel for " + words[0] + " in regime " + words[1] + " by Atom " + words[2];

@@ -23,6 +23,12 @@ struct Site {
   std::vector<int64_t> partition;      // logical devices of all groups, one group after another
   std::vector<int64_t> devices;        // local ordinal of each logical device; empty: not known
   std::vector<int64_t> split, concat;  // of each operand
+  // Of collectives whose counts are data: what else the call brings, and what it wants.
+  bool expects = false;  // the rows that come from each peer
+  bool placed = false;   // the first rows of what goes to each peer, on both sides
+  bool keeps = false;    // arrays of which the results keep what nobody overwrites
+  int64_t most = -1;     // rows that one rank sends another, at most; -1: all that it has
+  bool fill = false;     // zeros behind what is received
   uint64_t tag = 0;
   std::string text;  // where the user wrote the call
 

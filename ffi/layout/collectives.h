@@ -10,6 +10,9 @@ namespace purlin {
 //   packed      the whole array belongs to the one rank that holds it
 //   scattered   block p along an axis belongs to peer p
 //   transposed  block p along an axis is what peer p addressed to the holder
+//
+// Blocks are even pieces of an axis, or as many rows of the leading axis as counts say that are
+// data of the program.
 enum class Layout : uint8_t { kPacked, kScattered, kTransposed };
 
 enum class Consume : uint8_t { kCopy, kReduce };
@@ -19,11 +22,12 @@ struct Collective {
   Layout input;
   Layout output;
   Consume consume;
+  bool counted = false;
 
   constexpr bool splits_input() const { return input != Layout::kPacked; }
   constexpr bool splits_output() const { return output != Layout::kPacked; }
   // Every rank gets the same result.
-  constexpr bool is_uniform() const { return !splits_input() && !splits_output(); }
+  constexpr bool is_uniform() const { return !splits_input() && !splits_output() && !counted; }
 };
 
 inline constexpr Collective kCollectives[] = {
@@ -31,6 +35,9 @@ inline constexpr Collective kCollectives[] = {
     {"reduce_scatter", Layout::kScattered, Layout::kPacked, Consume::kReduce},
     {"all_to_all", Layout::kScattered, Layout::kTransposed, Consume::kCopy},
     {"all_reduce", Layout::kPacked, Layout::kPacked, Consume::kReduce},
+    {"all_gather_v", Layout::kPacked, Layout::kScattered, Consume::kCopy, true},
+    {"reduce_scatter_v", Layout::kScattered, Layout::kPacked, Consume::kReduce, true},
+    {"all_to_all_v", Layout::kScattered, Layout::kTransposed, Consume::kCopy, true},
 };
 inline constexpr int kNumCollectives = sizeof(kCollectives) / sizeof(kCollectives[0]);
 

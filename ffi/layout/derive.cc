@@ -16,7 +16,9 @@ void check_axis(const char* what, int axis, size_t rank) {
 // Shape of what one rank sends to one peer.
 std::vector<int64_t> block_shape(const Collective& row, std::vector<int64_t> shape, int world,
                                  Axes axes) {
-  if (!row.splits_input()) return shape;
+  if (row.counted && shape.empty())
+    throw std::invalid_argument("a scalar has no rows that could be counted");
+  if (!row.splits_input() || row.counted) return shape;
   check_axis("split", axes.split, shape.size());
   if (shape[axes.split] % world != 0)
     throw std::invalid_argument("axis " + std::to_string(axes.split) + " of size " +
@@ -39,9 +41,11 @@ std::vector<int64_t> row_major_strides(const std::vector<int64_t>& shape, int64_
 }  // namespace
 
 std::vector<int64_t> result_shape(const Collective& row, const std::vector<int64_t>& input,
-                                  int world, Axes axes) {
+                                  int world, Axes axes, int64_t rows) {
   std::vector<int64_t> shape = block_shape(row, input, world, axes);
-  if (row.splits_output()) {
+  if (row.counted) {
+    shape[0] = rows;
+  } else if (row.splits_output()) {
     check_axis("concat", axes.concat, shape.size());
     shape[axes.concat] *= world;
   }
@@ -51,13 +55,13 @@ std::vector<int64_t> result_shape(const Collective& row, const std::vector<int64
 Plan derive(const Collective& row, const std::vector<int64_t>& input, int64_t item_bytes, int world,
             Axes axes) {
   const std::vector<int64_t> block = block_shape(row, input, world, axes);
-  const std::vector<int64_t> output = result_shape(row, input, world, axes);
+  const std::vector<int64_t> output = row.counted ? block : result_shape(row, input, world, axes);
   const std::vector<int64_t> src = row_major_strides(input, item_bytes);
   const std::vector<int64_t> dst = row_major_strides(output, item_bytes);
 
   Plan plan;
-  if (row.splits_input()) plan.src_step = block[axes.split] * src[axes.split];
-  if (row.splits_output()) plan.dst_step = block[axes.concat] * dst[axes.concat];
+  if (row.splits_input() && !row.counted) plan.src_step = block[axes.split] * src[axes.split];
+  if (row.splits_output() && !row.counted) plan.dst_step = block[axes.concat] * dst[axes.concat];
 
   // From the innermost dimension outwards, a dimension joins the group inside it where that keeps
   // both sides regular. Group -1 is the contiguous run.

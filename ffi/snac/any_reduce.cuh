@@ -86,6 +86,8 @@ __device__ inline int slot_bytes(const Call<Pair>& call, const Plan& plan, const
 
 template <class Atom>
 struct AnyReduce {
+  static constexpr bool kReduces = true;
+
   PURLIN_HD static constexpr int words() { return 1; }
 
   template <class Block>

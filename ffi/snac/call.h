@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "layout/plan.h"
+#include "snac/counts.h"
 #include "snac/window.h"
 
 namespace purlin {
@@ -11,7 +12,8 @@ namespace purlin {
 struct Operand {
   const char* src = nullptr;
   char* dst = nullptr;
-  Plan plan;
+  Plan plan;              // of a counted collective: what one peer may get at most
+  int64_t row_bytes = 0;  // of the leading axis
 };
 
 // What small calls need comes first: a GPU fetches the parameters of each call anew, line by line.
@@ -28,6 +30,7 @@ struct Call {
   int32_t depth = 0;         // stages of the Atom's ring; 0: as many as it has
   int32_t fold = 0;          // number of a reduction whose types are known as it runs
   int32_t item_bytes = 1;    // of its elements
+  Counted counted;           // of collectives whose counts are data
 
   PURLIN_HD Control& control() const { return window[rank].control(); }
   // The part of rank q's staging that belongs to `epoch`.
@@ -46,6 +49,7 @@ enum class Phase : int32_t { kEnter, kPacket, kLeave };
 struct Where {
   Phase phase;
   int32_t peer;
+  Fault fault = Fault::kNone;
 };
 
 }  // namespace purlin

@@ -1,6 +1,7 @@
 // The two ways to consume what peers sent: copy it to its place, or fold it in rank order.
 //
-// Each has the same three members, which the regimes are templates over:
+// Each has the same members, which the regimes are templates over:
+//   kReduces      which of the two it is
 //   words()       words that one thread takes together, of packets
 //   pull(...)     reads bytes of the peers' operands where they lie: from[q] is rank q's block for
 //                 this rank
@@ -88,6 +89,8 @@ PURLIN_RANK void for_each_unit(const Block& block, const Call<Packet>& call, con
 
 template <class Atom>
 struct CopyConsumer {
+  static constexpr bool kReduces = false;
+
   PURLIN_HD static constexpr int words() { return 1; }
 
   template <class Block, class Packet>
@@ -122,6 +125,8 @@ struct CopyConsumer {
 
 template <class Atom, class T, class Acc, class Op>
 struct ReduceConsumer {
+  static constexpr bool kReduces = true;
+
   PURLIN_HD static constexpr int words() { return 1; }
 
   template <class Block, class Packet>

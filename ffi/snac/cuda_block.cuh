@@ -16,6 +16,7 @@ struct CudaShared {
     char* to[kMaxOperands][kMaxRanks];
   };
   const char* results[kMaxOperands][kMaxRanks];
+  Counts counts;
 };
 
 extern __shared__ Line cuda_scratch[];
@@ -91,6 +92,13 @@ class CudaBlock {
   }
   __device__ void relax() { spins_ = 0; }
 
+  // Ends the call on all ranks, for counts that would write out of bounds.
+  __device__ void refuse(const Finding& found, int peer) const {
+    if (found.fault != Fault::kNone)
+      fail(call_, watch_, index_, Alarm::kBadCounts, {Phase::kEnter, peer, found.fault},
+           static_cast<uint64_t>(found.limit), static_cast<uint64_t>(found.value));
+  }
+
  private:
   static constexpr uint32_t kSpinsPerCheck = 1024;  // about half a millisecond
   static constexpr uint64_t kGraceNs = 500000000;
@@ -105,7 +113,10 @@ class CudaBlock {
                                                int block, Alarm alarm, Where where,
                                                uint64_t expected, uint64_t seen) {
     Report& r = *watch.report;
-    r.epoch = where.phase == Phase::kLeave ? expected : epoch_of(expected);
+    r.epoch = alarm == Alarm::kBadCounts     ? call.control().epoch[block] + 1
+              : where.phase == Phase::kLeave ? expected
+                                             : epoch_of(expected);
+    r.fault = where.fault;
     r.expected = expected;
     r.seen = seen;
     r.tag = call.tag;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <cstdint>
+#include <cstdlib>
 
 #include "snac/call.h"
 
@@ -17,6 +18,7 @@ class HostShared {
   const char* from[kMaxOperands][kMaxRanks] = {};
   const char* results[kMaxOperands][kMaxRanks] = {};
   char* to[kMaxOperands][kMaxRanks] = {};
+  Counts counts = {};
 
   // A sense-reversing barrier that yields: blocks may outnumber the cores.
   void sync() {
@@ -87,6 +89,11 @@ class HostBlock {
     if (++spins_ > kSpinsBeforeYield) sched_yield();
   }
   void relax() { spins_ = 0; }
+
+  // Ranks that meet on the host have checked their counts before.
+  static void refuse(const Finding& found, int /*peer*/) {
+    if (found.fault != Fault::kNone) std::abort();
+  }
 
  private:
   static constexpr int kSpinsBeforeYield = 64;

@@ -20,6 +20,7 @@ HostFold find_fold(std::string_view op, std::string_view dtype);
 template <class Atom>
 struct HostReduce {
   using Word = typename Atom::Word;
+  static constexpr bool kReduces = true;
 
   CpuAtom::Fold fold = nullptr;
   int64_t item_bytes = 0;

@@ -28,6 +28,36 @@ __global__ void __launch_bounds__(kMaxThreads)
     return zero_staging_composed<Atom, Consumer>(block, call);
 }
 
+template <Regime regime, class Consumer>
+__global__ void __launch_bounds__(kMaxThreads)
+    run_counted(const __grid_constant__ CudaCall call, const __grid_constant__ Watch watch) {
+  __shared__ CudaShared shared;
+  CudaBlock<CudaPacket> block(shared, call, watch);
+  if constexpr (regime == Regime::kPacket) return packet_counted<Atom, Consumer>(block, call);
+  if constexpr (!is_flagged(regime)) Atom::prepare(block);
+  if constexpr (regime == Regime::kStaged) return staged_counted<Atom, Consumer>(block, call);
+  if constexpr (regime == Regime::kZeroStaging)
+    return zero_staging_counted<Atom, Consumer>(block, call);
+}
+
+template <Regime regime, class Consumer>
+Kernel counted_kernel() {
+  return {reinterpret_cast<const void*>(&run_counted<regime, Consumer>), 0,
+          is_flagged(regime) ? nullptr : &Atom::scratch_bytes};
+}
+
+template <class Consumer>
+Kernel find_counted(Regime regime) {
+  constexpr bool kShared =  // by all copies or by all reductions
+      std::is_same_v<Consumer, CopyConsumer<Atom>> || std::is_same_v<Consumer, AnyReduce<Atom>>;
+  if constexpr (kGeneric && kShared) {
+    if (regime == Regime::kPacket) return counted_kernel<Regime::kPacket, Consumer>();
+    if (regime == Regime::kStaged) return counted_kernel<Regime::kStaged, Consumer>();
+  }
+  if (regime == Regime::kZeroStaging) return counted_kernel<Regime::kZeroStaging, Consumer>();
+  return {};
+}
+
 template <Regime regime, template <class, class> class View, class Consumer>
 Kernel kernel() {
   return {reinterpret_cast<const void*>(&run<regime, View, Consumer>), 0,
@@ -37,7 +67,9 @@ Kernel kernel() {
 // Packets, lines and staging are the generic Atom's, for all. The usual consumers have kernels of
 // their own for flat calls.
 template <class Consumer>
-Kernel find(Regime regime, bool flat) {
+Kernel find(const Wanted& wanted) {
+  const auto [regime, flat] = std::pair(wanted.regime, wanted.flat);
+  if (wanted.counted) return find_counted<Consumer>(regime);
   constexpr bool kCopies = std::is_same_v<Consumer, CopyConsumer<Atom>>;
   constexpr bool kAny = std::is_same_v<Consumer, AnyReduce<Atom>>;
   if constexpr (kGeneric) {
@@ -66,21 +98,19 @@ Kernel find(Regime regime, bool flat) {
 // The kernels of the sums that are worth their own; staging is not where they are fast.
 Kernel find_usual(const Wanted& wanted) {
   if (wanted.op != "sum") return {};
-  if (wanted.dtype == "float32")
-    return find<ReduceConsumer<Atom, float, float, Sum>>(wanted.regime, wanted.flat);
-  if (wanted.dtype == "bfloat16")
-    return find<ReduceConsumer<Atom, Bfloat16, float, Sum>>(wanted.regime, wanted.flat);
+  if (wanted.dtype == "float32") return find<ReduceConsumer<Atom, float, float, Sum>>(wanted);
+  if (wanted.dtype == "bfloat16") return find<ReduceConsumer<Atom, Bfloat16, float, Sum>>(wanted);
   return {};
 }
 
 Kernel find(const Wanted& wanted) {
-  if (wanted.consume == Consume::kCopy) return find<CopyConsumer<Atom>>(wanted.regime, wanted.flat);
+  if (wanted.consume == Consume::kCopy) return find<CopyConsumer<Atom>>(wanted);
   Kernel found = find_usual(wanted);
   if constexpr (kGeneric) {
     const bool wide = wanted.dtype == "complex128";  // a packet's word holds no such item
     if (found.function != nullptr || wanted.fold < 0 || (wide && is_flagged(wanted.regime)))
       return found;
-    found = find<AnyReduce<Atom>>(wanted.regime, wanted.flat);
+    found = find<AnyReduce<Atom>>(wanted);
     found.fold = wanted.fold;
   }
   return found;
@@ -92,11 +122,11 @@ std::vector<Kernel> all() {
     if (const Kernel found = find(wanted); found.function != nullptr) every.push_back(found);
   };
   for (int r = 0; r < kNumRegimes; ++r)
-    for (bool flat : {true, false}) {
+    for (auto [counted, flat] : {std::pair(false, true), {false, false}, {true, false}}) {
       const auto regime = static_cast<Regime>(r);
-      add({Atom::kName, regime, Consume::kCopy, "", "", flat});
+      add({Atom::kName, regime, Consume::kCopy, "", "", counted, flat});
       for (const char* dtype : {"float32", "bfloat16", "int32"})
-        add({Atom::kName, regime, Consume::kReduce, "sum", dtype, flat, 0});
+        add({Atom::kName, regime, Consume::kReduce, "sum", dtype, counted, flat, 0});
     }
   return every;
 }

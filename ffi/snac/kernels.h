@@ -12,6 +12,7 @@
 #include "atom/pair.h"
 #include "layout/collectives.h"
 #include "snac/call.h"
+#include "snac/counted.h"
 #include "snac/regimes.h"
 #include "snac/watch.h"
 
@@ -26,8 +27,9 @@ struct Wanted {
   Regime regime;
   Consume consume;
   std::string_view op, dtype;  // of reductions
-  bool flat = false;           // flat calls have shorter kernels
-  int fold = -1;               // of op and dtype; found by find_kernel
+  bool counted = false;
+  bool flat = false;  // flat calls have shorter kernels
+  int fold = -1;      // of op and dtype; found by find_kernel
 };
 
 struct Kernel {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "snac/call.h"
+#include "snac/counted.h"
 #include "snac/forms.h"
 #include "snac/regime.h"
 #include "snac/staged.h"
@@ -38,7 +39,9 @@ std::string refuse(const Call<typename Atom::Packet>& call, Regime regime, int b
   } else if (regime == Regime::kLine) {
     return "regime line is for GPUs";
   }
-  if (is_staged(regime) && rounds_of(call, blocks, regime).count == 0)
+  const bool counted = call.counted.sizes != nullptr;
+  if (counted ? regime == Regime::kStaged && CountedStaging(call, 0, blocks).chunk == 0
+              : is_staged(regime) && rounds_of(call, blocks, regime).count == 0)
     return std::to_string(call.staging_used) + " bytes of staging are too few for " +
            std::to_string(call.operands) + " operands in " + std::to_string(blocks) +
            " blocks; give more or take fewer blocks";

@@ -34,6 +34,9 @@ inline int find_regime(std::string_view name) {
 
 // Whether a regime makes sense for a collective.
 constexpr bool fits(Regime regime, const Collective& row) {
+  if (row.counted)
+    return regime == Regime::kMeet || regime == Regime::kPacket || regime == Regime::kStaged ||
+           regime == Regime::kZeroStaging;
   if (regime == Regime::kZeroStagingPush) return row.consume == Consume::kCopy;
   if (regime == Regime::kComposed || regime == Regime::kZeroStagingComposed)
     return row.is_uniform();

@@ -168,12 +168,12 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
                               const Consumer& consumer = Consumer()) {
   const uint64_t epoch = enter(block, call);
   auto& from = block.shared().from;
-  const auto input = [&](int o) { return reinterpret_cast<uint64_t>(call.operand[o].src); };
+  const auto input = [&](int o, int) { return reinterpret_cast<uint64_t>(call.operand[o].src); };
   const auto place = [&](int o, int p, uint64_t address) {
     from[o][p] = reinterpret_cast<const char*>(address) + call.rank * call.operand[o].plan.src_step;
   };
   if (block.thread() == 0)
-    for (int o = 0; o < call.operands; ++o) place(o, call.rank, input(o));
+    for (int o = 0; o < call.operands; ++o) place(o, call.rank, input(o, call.rank));
   exchange(block, call, epoch, call.operands, input, place);
   block.sync();
   leave(block, call, epoch);
@@ -190,12 +190,12 @@ template <class Atom, class Block>
 PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packet>& call) {
   const uint64_t epoch = enter(block, call);
   auto& to = block.shared().to;
-  const auto result = [&](int o) { return reinterpret_cast<uint64_t>(call.operand[o].dst); };
+  const auto result = [&](int o, int) { return reinterpret_cast<uint64_t>(call.operand[o].dst); };
   const auto place = [&](int o, int p, uint64_t address) {
     to[o][p] = reinterpret_cast<char*>(address) + call.rank * call.operand[o].plan.dst_step;
   };
   if (block.thread() == 0)
-    for (int o = 0; o < call.operands; ++o) place(o, call.rank, result(o));
+    for (int o = 0; o < call.operands; ++o) place(o, call.rank, result(o, call.rank));
   exchange(block, call, epoch, call.operands, result, place);
   block.sync();
   leave(block, call, epoch);
@@ -219,7 +219,7 @@ PURLIN_RANK void zero_staging_composed(Block& block, const Call<typename Atom::P
   const uint64_t epoch = enter(block, call);
   auto& from = block.shared().from;
   auto& results = block.shared().results;
-  const auto mine = [&](int w) {
+  const auto mine = [&](int w, int) {
     const Operand& operand = call.operand[w / 2];
     return reinterpret_cast<uint64_t>(w % 2 == 0 ? operand.src : operand.dst);
   };
@@ -227,7 +227,7 @@ PURLIN_RANK void zero_staging_composed(Block& block, const Call<typename Atom::P
     (w % 2 == 0 ? from : results)[w / 2][p] = reinterpret_cast<const char*>(address);
   };
   if (block.thread() == 0)
-    for (int w = 0; w < 2 * call.operands; ++w) place(w, call.rank, mine(w));
+    for (int w = 0; w < 2 * call.operands; ++w) place(w, call.rank, mine(w, call.rank));
   exchange(block, call, epoch, 2 * call.operands, mine, place);
   block.sync();
   const auto piece = [&](int o, int p) {

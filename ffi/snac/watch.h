@@ -7,7 +7,7 @@
 
 namespace purlin {
 
-enum class Alarm : uint32_t { kNone, kSlow, kExpired, kDisagree };
+enum class Alarm : uint32_t { kNone, kSlow, kExpired, kDisagree, kBadCounts };
 
 // How long a wait may last, in device memory: many threads look at it at once, and over PCIe that
 // would make this rank late, then its peer, and so on. The host may change it while kernels run.
@@ -29,6 +29,7 @@ struct Report {
   int32_t peer;
   int32_t block;
   Phase phase;
+  Fault fault;  // of counts: `seen` is its value and `expected` its limit
 };
 
 struct Watch {

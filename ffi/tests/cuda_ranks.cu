@@ -21,6 +21,7 @@ namespace purlin {
 namespace {
 
 constexpr Capacity kCapacity = {8192, 1024, 1 << 19};
+constexpr int64_t kCountBytes = RowCounts::kArrays * kMaxRanks * 8;
 
 void check(cudaError_t error, int line) {
   if (error == cudaSuccess) return;
@@ -66,6 +67,7 @@ class Ranks {
       CHECK(cudaMemset(windows_[r].base, 0, sizeof(Control)));
     }
     for (int r = 0; r < world; ++r) {
+      counts_.push_back(device<char>(kCountBytes));
       CHECK(cudaStreamCreateWithFlags(&streams_.emplace_back(), cudaStreamNonBlocking));
       for (int o = 0; o < kMaxOperands; ++o) {
         input_.push_back(device<char>(bytes_));
@@ -100,10 +102,13 @@ class Ranks {
         fill_input(job, n, o, r, host.data());
         CHECK(cudaMemcpy(in, host.data(), items_of(job.shape[o].local) * item_bytes(job),
                          cudaMemcpyHostToDevice));
-        if (!job.in_place) CHECK(cudaMemset(out, 0x55, bytes_));
-        call.operand[o] = {in, out,
-                           derive(kCollectives[job.row], job.shape[o].local, item_bytes(job),
-                                  job.world, job.shape[o].axes)};
+        if (!job.in_place) CHECK(cudaMemset(out, kUntouched, bytes_));
+        call.operand[o] = operand_of(job, o, in, out);
+      }
+      if (job.collective().counted) {
+        job.counts.write(call.rank, job.world, host.data());
+        CHECK(cudaMemcpy(counts_[r], host.data(), kCountBytes, cudaMemcpyHostToDevice));
+        call.counted = job.counts.counted(job.collective(), job.world, counts_[r]);
       }
     }
     CHECK(cudaDeviceSynchronize());
@@ -112,8 +117,8 @@ class Ranks {
     for (const CudaCall& call : calls) flat = flat && is_flat(call);
     Regime regime = job.regime;
     if (!refuse<CudaForms>(calls[0], regime, job.blocks).empty()) regime = Regime::kZeroStaging;
-    const Kernel kernel =
-        find_kernel({atom_, regime, kCollectives[job.row].consume, "sum", job.dtype(), flat});
+    const Kernel kernel = find_kernel({atom_, regime, job.collective().consume, "sum", job.dtype(),
+                                       job.collective().counted, flat});
     if (kernel.function == nullptr) {
       std::fprintf(stderr, "no kernel for regime %s\n", kRegimeNames[static_cast<int>(regime)]);
       std::exit(1);
@@ -131,6 +136,10 @@ class Ranks {
                          bytes_, cudaMemcpyDeviceToHost));
         wrong += count_wrong(job, n, o, job.rank(r, world_), ids[r], host.data());
       }
+    for (int r = 0; r < world_ && job.collective().counted; ++r) {
+      CHECK(cudaMemcpy(host.data(), counts_[r], kCountBytes, cudaMemcpyDeviceToHost));
+      wrong += job.counts.wrong(job.rank(r, world_), job.world, host.data());
+    }
     return wrong;
   }
 
@@ -141,7 +150,7 @@ class Ranks {
   Watch watch_;
   std::vector<Window<CudaPacket>> windows_;
   std::vector<cudaStream_t> streams_;
-  std::vector<char*> input_, output_;
+  std::vector<char*> input_, output_, counts_;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "atom/cpu.h"
+#include "snac/counted.h"
 #include "snac/host_block.h"
 #include "snac/host_reduce.h"
 #include "snac/regimes.h"
@@ -49,6 +50,7 @@ constexpr bool kStreams = true;
 
 struct Rank {
   std::vector<char> input[kMaxOperands], output[kMaxOperands];
+  std::vector<char> counts;
   std::unique_ptr<HostShared> gate;  // all threads of the rank, between calls
   std::deque<HostShared> shared;     // one for each block
 };
@@ -93,6 +95,7 @@ class Stress {
     for (Rank& rank : ranks_) {
       for (auto& x : rank.input) x.assign(world * kMaxItems * 8, 0);
       for (auto& x : rank.output) x.assign(world * kMaxItems * 8, 0);
+      rank.counts.assign(RowCounts::kArrays * kMaxRanks * 8, 0);
       rank.gate = std::make_unique<HostShared>(blocks * threads);
       for (int b = 0; b < blocks; ++b) rank.shared.emplace_back(threads);
     }
@@ -151,11 +154,10 @@ class Stress {
     call.staging_used = job.staging > 0 ? job.staging : kCapacity.staging_half;
     for (int o = 0; o < job.operands; ++o) {
       Rank& rank = ranks_[r];
-      const auto& shape = job.shape[o];
-      call.operand[o] = {
-          rank.input[o].data(), result(job, r, o),
-          derive(kCollectives[job.row], shape.local, item_bytes(job), job.world, shape.axes)};
+      call.operand[o] = operand_of(job, o, rank.input[o].data(), result(job, r, o));
     }
+    if (job.collective().counted)
+      call.counted = job.counts.counted(job.collective(), job.world, ranks_[r].counts.data());
     const Windows& windows = *owned_[static_cast<int>(job.partition)];
     for (int q = 0; q < job.world; ++q) call.window[q] = windows.of(job.member(group, q, world_));
     return call;
@@ -171,16 +173,21 @@ class Stress {
       flat = flat && is_flat<CpuAtom::Word>(operand.src, operand.dst, operand.plan);
     }
     const bool fits = job.regime != Regime::kPacket || packets <= kCapacity.packets;
-    with_host_consumer<SleepyAtom>(kCollectives[job.row], "sum", job.dtype(), [&](auto consumer) {
-      run_waiting<SleepyAtom>(block, fits ? job.regime : Regime::kStaged, flat, call, consumer);
+    const Regime regime = fits ? job.regime : Regime::kStaged;
+    with_host_consumer<SleepyAtom>(job.collective(), "sum", job.dtype(), [&](auto consumer) {
+      if (job.collective().counted)
+        run_waiting_counted<SleepyAtom>(block, regime, call, consumer);
+      else
+        run_waiting<SleepyAtom>(block, regime, flat, call, consumer);
     });
   }
 
   void fill(const Job& job, int n, int r) {
     for (int o = 0; o < job.operands; ++o) {
       fill_input(job, n, o, r, ranks_[r].input[o].data());
-      std::fill(ranks_[r].output[o].begin(), ranks_[r].output[o].end(), 0x55);
+      std::fill(ranks_[r].output[o].begin(), ranks_[r].output[o].end(), kUntouched);
     }
+    job.counts.write(job.rank(r, world_), job.world, ranks_[r].counts.data());
   }
 
   char* result(const Job& job, int r, int o) {
@@ -195,6 +202,9 @@ class Stress {
       const int64_t wrong = count_wrong(job, n, o, rank, ids, result(job, r, o));
       __atomic_fetch_add(&wrong_, wrong, __ATOMIC_RELAXED);
     }
+    if (job.collective().counted)
+      __atomic_fetch_add(&wrong_, job.counts.wrong(rank, job.world, ranks_[r].counts.data()),
+                         __ATOMIC_RELAXED);
   }
 
   const int world_, blocks_, threads_, calls_;

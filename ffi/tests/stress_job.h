@@ -13,6 +13,7 @@
 #include "layout/dtypes.h"
 #include "snac/call.h"
 #include "snac/regime.h"
+#include "tests/counted_job.h"
 
 namespace purlin {
 
@@ -43,7 +44,9 @@ struct Job {
   bool in_place;
   int operands;
   Shape shape[kMaxOperands];
+  RowCounts counts;  // of collectives whose counts are data
 
+  const Collective& collective() const { return kCollectives[row]; }
   // Group and rank in it of one of `all` ranks.
   int group(int r, int all) const {
     if (partition == Partition::kAll) return 0;
@@ -84,8 +87,13 @@ inline Job choose(uint64_t seed, int ranks, int blocks, bool lines) {
   job.staging = pick(2) ? 0
                         : job.blocks * static_cast<int>(kShareUnit) *
                               (job.operands * job.world * (1 + pick(2)) + 1 + pick(4));
+  if (row.counted) job.counts = choose_counts(row, job.world, pick);
   for (int o = 0; o < job.operands; ++o) {
     Shape& shape = job.shape[o];
+    if (row.counted) {
+      shape = {{job.counts.rows_in, 1 + pick(5), 1 + pick(7)}, {}};
+      continue;
+    }
     shape.local = {1 + pick(3), 1 + pick(5), 1 + pick(7)};
     shape.axes = {pick(3), pick(3)};
     const int64_t factor = 1 + pick(pick(4) == 0 ? 16 : 2);
@@ -125,6 +133,14 @@ inline int64_t get_item(const Job& job, const char* at, int64_t i) {
   return static_cast<int64_t>(reinterpret_cast<const float*>(at)[i]);
 }
 
+// The operand o of a call of this job, at these places.
+inline Operand operand_of(const Job& job, int o, const char* src, char* dst) {
+  const Shape& shape = job.shape[o];
+  const int64_t row_bytes = shape.local[1] * shape.local[2] * item_bytes(job);
+  const Plan plan = derive(job.collective(), shape.local, item_bytes(job), job.world, shape.axes);
+  return {src, dst, plan, row_bytes};
+}
+
 // Writes rank r's operand o of call n to `at`.
 inline void fill_input(const Job& job, int n, int o, int r, char* at) {
   const int64_t items = items_of(job.shape[o].local);
@@ -141,6 +157,26 @@ inline void fill_input(const Job& job, int n, int o, int r, char* at) {
   }
 }
 
+constexpr int kUntouched = 0x55;  // every byte of a result before the call
+
+// What item i of rank r's result o should be where counts are data; `as_before` if nothing should
+// have been written there.
+inline int64_t expected_item(const Job& job, int n, int o, int r, const std::vector<int>& ids,
+                             int64_t i, bool* as_before) {
+  const RowCounts& of = job.counts;
+  const auto& in = job.shape[o].local;
+  const int64_t width = in[1] * in[2], row = i / width;
+  int64_t sum = 0;
+  *as_before = !of.fill;
+  for (int q = 0; q < job.world; ++q) {
+    const int64_t at = row - of.receive_at[q][r];
+    if (at < 0 || at >= of.rows[q][r]) continue;
+    *as_before = false;
+    sum += value_of(job, n, o, ids[q], (of.send_at[q][r] + at) * width + i % width);
+  }
+  return sum;
+}
+
 // Number of wrong values in rank r's result o of call n; prints the first. `ids` are the numbers
 // with which the ranks of the group have filled their inputs. The oracle indexes arrays by
 // coordinates and knows nothing of plans.
@@ -149,7 +185,7 @@ inline int64_t count_wrong(const Job& job, int n, int o, int r, const std::vecto
   const int world = job.world;
   const Collective& row = kCollectives[job.row];
   const auto& in = job.shape[o].local;
-  const auto out = result_shape(row, in, world, job.shape[o].axes);
+  const auto out = result_shape(row, in, world, job.shape[o].axes, job.counts.rows_out);
   const auto [split, concat] = job.shape[o].axes;
   const int64_t in_block = row.splits_input() ? in[split] / world : 0;
   const int64_t out_block = row.splits_output() ? out[concat] / world : 0;
@@ -157,16 +193,25 @@ inline int64_t count_wrong(const Job& job, int n, int o, int r, const std::vecto
   for (int64_t i = 0; i < items_of(out); ++i) {
     int64_t at[3] = {i / (out[1] * out[2]), i / out[2] % out[1], i % out[2]};
     int from = -1;  // one sender, or all
-    if (row.splits_output()) {
+    if (row.splits_output() && !row.counted) {
       from = static_cast<int>(at[concat] / out_block);
       at[concat] %= out_block;
     }
-    if (row.splits_input()) at[split] += r * in_block;
+    if (row.splits_input() && !row.counted) at[split] += r * in_block;
     const int64_t index = (at[0] * in[1] + at[1]) * in[2] + at[2];
     int64_t expected = 0;
-    for (int q = 0; q < world; ++q)
-      if (from < 0 || from == q) expected += value_of(job, n, o, ids[q], index);
-    const int64_t seen = get_item(job, result, i);
+    bool as_before = false;
+    if (row.counted)
+      expected = expected_item(job, n, o, r, ids, i, &as_before);
+    else
+      for (int q = 0; q < world; ++q)
+        if (from < 0 || from == q) expected += value_of(job, n, o, ids[q], index);
+    int64_t seen = get_item(job, result, i);
+    if (as_before) {
+      char before[8];
+      std::memset(before, kUntouched, sizeof before);
+      seen = std::memcmp(result + i * item_bytes(job), before, item_bytes(job));
+    }
     if (seen != expected && wrong++ == 0)
       std::fprintf(stderr, "call %d %s %s rank %d operand %d [%ld]: %ld, expected %ld\n", n,
                    std::string(row.name).c_str(), kRegimeNames[static_cast<int>(job.regime)], r, o,

@@ -38,7 +38,7 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
   try {
     const Site& site = state->site;
     const Buffers buffers = read_buffers(site, args, rets);
-    if (const std::string why = threads::refuse(site, buffers.plans); !why.empty())
+    if (const std::string why = threads::refuse(site, buffers.plans, buffers.counted); !why.empty())
       throw std::invalid_argument(why);
     const int64_t own = partition.typed_data()[0];
     const auto& all = site.partition;
@@ -48,6 +48,8 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
     threads::Arrival arrival;
     std::copy(buffers.src.begin(), buffers.src.end(), arrival.src);
     std::copy(buffers.dst.begin(), buffers.dst.end(), arrival.dst);
+    std::copy(buffers.row_bytes.begin(), buffers.row_bytes.end(), arrival.row_bytes);
+    arrival.counted = buffers.counted;
     arrival.done = done;
     auto full = state->room.arrive(run.run_id, static_cast<int>(position), buffers.plans, arrival);
     Counters::instance().add(site.row, site.regime);

@@ -33,8 +33,8 @@ struct CudaSite {
   }
 
   Kernel find(bool flat) const {
-    return find_kernel(
-        {site.atom, site.regime, site.collective().consume, site.reduce, site.dtype, flat});
+    return find_kernel({site.atom, site.regime, site.collective().consume, site.reduce, site.dtype,
+                        site.collective().counted, flat});
   }
 
   const Site site;
@@ -98,12 +98,13 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
     CudaCall& call = ready.call;
     call.operands = static_cast<int>(buffers.plans.size());
     call.item_bytes = buffers.item_bytes;
+    call.counted = buffers.counted;
     int64_t bytes = 0;
     for (int o = 0; o < call.operands; ++o) {
-      call.operand[o] = {buffers.src[o], buffers.dst[o], buffers.plans[o]};
+      call.operand[o] = {buffers.src[o], buffers.dst[o], buffers.plans[o], buffers.row_bytes[o]};
       bytes += buffers.plans[o].bytes();
     }
-    if (bytes == 0) return ffi::Error::Success();
+    if (bytes == 0 && !site.collective().counted) return ffi::Error::Success();
     const int blocks = std::min(site.blocks > 0 ? site.blocks : kMaxBlocks / 2, ready.max_blocks);
     const int threads = site.threads > 0 ? site.threads : kMaxThreads;
     if (const std::string why = refuse<CudaForms>(call, site.regime, blocks); !why.empty())

@@ -40,6 +40,7 @@ nb::dict table() {
     fields["input"] = kLayouts[static_cast<int>(row.input)];
     fields["output"] = kLayouts[static_cast<int>(row.output)];
     fields["consume"] = row.consume == Consume::kCopy ? "copy" : "reduce";
+    fields["counted"] = row.counted;
     rows[std::string(row.name).c_str()] = fields;
   }
   return rows;
@@ -88,9 +89,10 @@ NB_MODULE(_native, m) {
   m.def("last_report", &threads::last_report);
   m.def(
       "result_shape",
-      [](const std::string& op, const std::vector<int64_t>& shape, int world, int split,
-         int concat) { return result_shape(row_of(op), shape, world, {split, concat}); },
-      nb::arg("op"), nb::arg("shape"), nb::arg("world"), nb::arg("split"), nb::arg("concat"));
+      [](const std::string& op, const std::vector<int64_t>& shape, int world, int split, int concat,
+         int64_t rows) { return result_shape(row_of(op), shape, world, {split, concat}, rows); },
+      nb::arg("op"), nb::arg("shape"), nb::arg("world"), nb::arg("split"), nb::arg("concat"),
+      nb::arg("rows") = 0);
   m.def("plan", &plan, nb::arg("op"), nb::arg("shape"), nb::arg("item_bytes"), nb::arg("world"),
         nb::arg("split"), nb::arg("concat"));
 }

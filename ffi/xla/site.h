@@ -59,6 +59,11 @@ inline Site read_site(const ffi::Dictionary& all) {
   site.devices = numbers(all, "devices");
   site.split = numbers(all, "split");
   site.concat = numbers(all, "concat");
+  site.expects = number(all, "expects", 0, 1) != 0;
+  site.placed = number(all, "placed", 0, 1) != 0;
+  site.keeps = number(all, "keeps", 0, 1) != 0;
+  site.most = attribute<int64_t>(all, "most");
+  site.fill = number(all, "fill", 0, 1) != 0;
   site.tag = static_cast<uint64_t>(attribute<int64_t>(all, "tag"));
   site.text = text(all, "site");
   if (site.partition.empty() || site.partition.size() % site.world != 0)

@@ -10,6 +10,7 @@
 #include "atom/tag.h"
 #include "domain/counters.h"
 #include "domain/peer/domain.h"
+#include "snac/faults.h"
 
 namespace purlin::peer {
 namespace {
@@ -34,6 +35,12 @@ std::string describe_locked(const Device& device, const Report& r) {
   static constexpr const char* kPhases[] = {"entering", "waiting for packets", "leaving"};
   const auto alarm = static_cast<Alarm>(r.alarm);
   std::string text = "purlin: ";
+  if (alarm == Alarm::kBadCounts) {
+    const Finding found = {r.fault, static_cast<int64_t>(r.seen), static_cast<int64_t>(r.expected)};
+    return text + "bad counts: " + std::string(kCollectives[r.row].name) + " call " +
+           std::to_string(r.epoch) + " at " + site_locked(r.tag) + ": " +
+           describe(found, r.rank, r.peer);
+  }
   text += alarm == Alarm::kSlow ? "slow" : alarm == Alarm::kExpired ? "gave up" : "ranks disagree";
   text += ": " + std::string(kCollectives[r.row].name) + " call " + std::to_string(r.epoch) +
           " at " + site_locked(r.tag) + ": rank " + std::to_string(r.rank) + " of " +

@@ -9,6 +9,8 @@
 #include "domain/threads/pool.h"
 #include "domain/threads/subnormals.h"
 #include "domain/threads/windows.h"
+#include "snac/counted.h"
+#include "snac/faults.h"
 #include "snac/host_block.h"
 #include "snac/host_reduce.h"
 #include "snac/refuse.h"
@@ -36,13 +38,23 @@ CpuCall call_of(const Meeting& meeting, int rank) {
   call.rank = rank;
   call.world = static_cast<int>(meeting.ranks.size());
   call.operands = static_cast<int>(meeting.plans.size());
+  const Arrival& own = meeting.ranks[rank];
   for (int o = 0; o < call.operands; ++o)
-    call.operand[o] = {meeting.ranks[rank].src[o], meeting.ranks[rank].dst[o], meeting.plans[o]};
+    call.operand[o] = {own.src[o], own.dst[o], meeting.plans[o], own.row_bytes[o]};
+  call.counted = own.counted;
   return call;
 }
 
-// Counts down from a number of tasks; the last one completes every promise, each from a task of its
-// own: completing a promise runs the rest of that device's program on the calling thread.
+// Completes every promise, each from a task of its own: that runs the rest of the device's program
+// on the thread.
+void complete(const std::shared_ptr<Meeting>& meeting, const std::string& error) {
+  std::vector<Pool::Task> tasks;
+  for (size_t r = 0; r < meeting->ranks.size(); ++r)
+    tasks.push_back([meeting, r, error] { meeting->ranks[r].done(error); });
+  Pool::instance().post_gang(std::move(tasks));
+}
+
+// Counts down from a number of tasks; the last one completes every promise.
 class Countdown {
  public:
   Countdown(std::shared_ptr<Meeting> meeting, int64_t tasks)
@@ -50,10 +62,7 @@ class Countdown {
 
   void arrive() {
     if (left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-    std::vector<Pool::Task> tasks;
-    for (size_t r = 0; r < meeting_->ranks.size(); ++r)
-      tasks.push_back([meeting = meeting_, r] { meeting->ranks[r].done(""); });
-    Pool::instance().post_gang(std::move(tasks));
+    complete(meeting_, "");
   }
 
  private:
@@ -61,14 +70,58 @@ class Countdown {
   std::atomic<int64_t> left_;
 };
 
+// What a rank reads, on average.
 int64_t bytes_of(const Meeting& meeting) {
+  const auto ranks = static_cast<int64_t>(meeting.ranks.size());
   int64_t bytes = 0;
-  for (const Plan& plan : meeting.plans) bytes += plan.bytes();
-  return bytes * static_cast<int64_t>(meeting.ranks.size());  // each rank reads from each
+  if (meeting.counts.empty()) {
+    for (const Plan& plan : meeting.plans) bytes += plan.bytes();
+    return bytes * ranks;  // from each rank
+  }
+  for (size_t o = 0; o < meeting.plans.size(); ++o)
+    for (const Counts& counts : meeting.counts)
+      for (int64_t q = 0; q < ranks; ++q)
+        bytes += counts.receive[q] * meeting.ranks[0].row_bytes[o];
+  return (bytes + ranks - 1) / ranks;
+}
+
+// The counts of all ranks; what is wrong with them, if anything is.
+std::string count(const Site& site, Meeting& meeting) {
+  const int world = site.world;
+  std::vector<Counts> all(world);
+  std::string wrong;
+  const auto note = [&](const Finding& found, int rank, int peer) {
+    if (found.fault == Fault::kNone || !wrong.empty()) return;
+    wrong = "bad counts: " + std::string(site.collective().name) + " at " + site.text + ": " +
+            describe(found, rank, peer);
+  };
+  for (int r = 0; r < world; ++r) {
+    const Counted& of = meeting.ranks[r].counted;
+    for (int p = 0; p < world; ++p) all[r].send[p] = of.read(of.sizes, p);
+    for (int p = 0; p < world; ++p) {
+      all[r].send_at[p] = of.send_at(all[r], p);
+      note(of.check_send(all[r], p), r, p);
+    }
+  }
+  for (int r = 0; r < world && wrong.empty(); ++r) {
+    const Counted& of = meeting.ranks[r].counted;
+    for (int q = 0; q < world; ++q)
+      for (int w = 0; w < kCountWords; ++w)
+        learn_count(of, all[r], w, q, count_word(meeting.ranks[q].counted, all[q], w, r));
+    for (int q = 0; q < world && of.to == nullptr; ++q)
+      all[r].receive_at[q] = of.receive_at(all[r], q);
+    for (int q = 0; q < world; ++q) {
+      note(of.check_receive(all[r], r, q), r, q);
+      of.write_received(q, all[r].receive[q]);
+    }
+  }
+  if (wrong.empty()) meeting.counts = std::move(all);
+  return wrong;
 }
 
 // Whether what all ranks write is more than the caches keep until somebody reads it.
 bool is_large(const Site& site, const Meeting& meeting) {
+  if (!meeting.counts.empty()) return false;
   const int64_t ranks = static_cast<int64_t>(meeting.ranks.size());
   const int64_t parts = site.collective().splits_output() ? ranks : 1;  // of a result
   int64_t bytes = 0;
@@ -84,8 +137,13 @@ struct From {
 From blocks_for(const Meeting& meeting, int rank) {
   From from;
   for (size_t o = 0; o < meeting.plans.size(); ++o)
-    for (size_t q = 0; q < meeting.ranks.size(); ++q)
-      from.address[o][q] = meeting.ranks[q].src[o] + rank * meeting.plans[o].src_step;
+    for (size_t q = 0; q < meeting.ranks.size(); ++q) {
+      const Arrival& peer = meeting.ranks[q];
+      const int64_t at = meeting.counts.empty()
+                             ? rank * meeting.plans[o].src_step
+                             : meeting.counts[q].send_at[rank] * peer.row_bytes[o];
+      from.address[o][q] = peer.src[o] + at;
+    }
   return from;
 }
 
@@ -118,14 +176,17 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
   const int64_t threads = std::clamp<int64_t>(bytes_of(*meeting) * world / kBytesPerBlock, 1,
                                               std::min<int64_t>(num_cores(), pieces));
   work->countdown = std::make_unique<Countdown>(meeting, threads);
-  auto help = [work, pieces, consumer] {
+  auto help = [work, meeting, pieces, consumer] {
     const KeepSubnormals keep;
     HostShared shared(1);
     for (int64_t i; (i = work->next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
       HostBlock block(shared, static_cast<int>(i % work->blocks), work->blocks);
       block.set_streams(work->large);
       const int64_t r = i / work->blocks;
-      if (work->once)
+      if (!meeting->counts.empty())
+        consume_counted<CpuAtom>(block, work->calls[r], consumer, meeting->counts[r],
+                                 work->from[r].address);
+      else if (work->once)
         meet_once<CpuAtom>(block, work->calls[0], consumer, work->from[0].address, work->results);
       else
         meet(block, work->calls[r], consumer, work->from[r].address);
@@ -166,7 +227,10 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
         const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
         block.set_streams(large);
-        run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
+        if (rank->call.counted.sizes != nullptr)
+          run_waiting_counted<CpuAtom>(block, regime, rank->call, consumer);
+        else
+          run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
       });
     }
   }
@@ -180,7 +244,7 @@ bool reduces(const char* op, const char* dtype) {
   return with_host_consumer<CpuAtom>(row, op, dtype, [](auto) {});
 }
 
-std::string refuse(const Site& site, const std::vector<Plan>& plans) {
+std::string refuse(const Site& site, const std::vector<Plan>& plans, const Counted& counted) {
   const Collective& row = site.collective();
   if (!with_host_consumer<CpuAtom>(row, site.reduce, site.dtype, [](auto) {}))
     return std::string(row.name) + " knows no " + site.reduce + " of " + site.dtype;
@@ -192,11 +256,15 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans) {
   call.operands = static_cast<int>(plans.size());
   call.staging_used = staging_of(site);
   call.capacity = kCapacity;
+  call.counted = counted;
   for (int o = 0; o < call.operands; ++o) call.operand[o].plan = plans[o];
   return purlin::refuse<CpuAtom>(call, site.regime, blocks_of(site));
 }
 
 void run(const Site& site, std::shared_ptr<Meeting> meeting) {
+  if (site.collective().counted)
+    if (const std::string wrong = count(site, *meeting); !wrong.empty())
+      return complete(meeting, wrong);
   with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
     if (site.regime == Regime::kMeet || bytes_of(*meeting) == 0)
       run_meet(site, meeting, consumer);
