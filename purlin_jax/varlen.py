@@ -26,10 +26,6 @@ class _Sizes(NamedTuple):
     own: jax.Array
     matrix: np.ndarray | None = None
 
-    @property
-    def most(self) -> int:
-        return -1 if self.matrix is None else int(self.matrix.max(initial=0))
-
 
 def all_to_all_v(
     x: PyTree,
@@ -269,7 +265,7 @@ def _run(
         world=joined.world,
         operands=len(arrays),
         capacity=capacity,
-        most=sizes.most,
+        known=None if sizes.matrix is None else tuple(map(tuple, sizes.matrix.tolist())),
         expects=expected is not None,
         placed=places is not None,
         keeps=kept is not None,

@@ -37,7 +37,7 @@ class CountedParams(NamedTuple):
       op, reduce, axes, groups, world, policy, backend, site: as in primitive.Params.
       operands: number of arrays that are sent.
       capacity: rows of the results.
-      most: rows that one rank sends another, at most; -1 where only the operands bound them.
+      known: the counts, [sender][receiver], where they are no data but known to all.
       expects: whether the call brings the counts of what comes from each rank, to be checked.
       placed: whether it brings the first rows of what goes to each rank, there and here.
       keeps: whether it brings arrays of which results keep the rows that nobody writes.
@@ -51,7 +51,7 @@ class CountedParams(NamedTuple):
     world: int
     operands: int
     capacity: int
-    most: int
+    known: tuple[tuple[int, ...], ...] | None
     expects: bool
     placed: bool
     keeps: bool
@@ -59,6 +59,11 @@ class CountedParams(NamedTuple):
     policy: Policy
     backend: str
     site: str
+
+    @property
+    def most(self) -> int:
+        """Rows that one rank sends another, at most; -1 where only the operands bound them."""
+        return -1 if self.known is None else max(map(max, self.known))
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -86,6 +91,7 @@ class CountedParams(NamedTuple):
             op=op,
             reduce="sum" if reduces else "",
             capacity=rows,
+            known=self.known and tuple(zip(*self.known, strict=True)),
             expects=True,
             keeps=False,
             fill=True,
