@@ -17,7 +17,13 @@ from purlin_jax.explain import Collective, Explanation, explain
 from purlin_jax.joint import Joint
 from purlin_jax.policy import Policy, policy
 from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
-from purlin_jax.varlen import all_gather_v, all_to_all_v, ragged_all_to_all, reduce_scatter_v
+from purlin_jax.varlen import (
+    all_gather_v,
+    all_to_all_v,
+    ppermute,
+    ragged_all_to_all,
+    reduce_scatter_v,
+)
 
 __version__ = _version("purlin-jax")
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "pmean",
     "pmin",
     "policy",
+    "ppermute",
     "psum",
     "psum_scatter",
     "ragged_all_to_all",

@@ -237,6 +237,51 @@ def ragged_all_to_all(
     return output
 
 
+def ppermute(
+    x: PyTree,
+    axis_name: groups_lib.AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    backend: str | None = None,
+    policy: Policy | str | None = None,
+) -> PyTree:
+    """jax.lax.ppermute: send arrays from rank to rank.
+
+    Args:
+      x: array or pytree of arrays of any dtype of at least 8 bits; all leaves travel together.
+      axis_name: bound mesh axis, or a tuple of them (the first slowest).
+      perm: pairs (source, destination); each rank at most once as either.
+      backend, policy: as for all_to_all_v.
+
+    Returns:
+      A pytree like `x`; zeros on ranks that are no destination.
+
+    Raises:
+      NameError: the axis is not bound by a jax.shard_map around the call.
+      ValueError: a rank that does not exist, or that is there twice.
+    """
+    joined = join("ppermute", axis_name, None, backend, policy)
+    matrix = np.zeros((joined.world, joined.world), np.int64)
+    for pair in perm:
+        if not all(0 <= rank < joined.world for rank in pair):
+            raise ValueError(
+                f"purlin.ppermute: {tuple(pair)} names a rank outside the {joined.world} of the "
+                "axis"
+            )
+        matrix[tuple(pair)] += 1
+    if (matrix.sum(0) > 1).any() or (matrix.sum(1) > 1).any():
+        raise ValueError(
+            f"purlin.ppermute: {list(map(tuple, perm))} names a rank twice; each may be source "
+            "once and destination once"
+        )
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves:
+        return x
+    whole = [jnp.asarray(leaf)[None] for leaf in leaves]  # one row each
+    moved, _ = _run(joined, whole, _known(joined, matrix), 1, 0)
+    return jax.tree.unflatten(tree, [y[0] for y in moved])
+
+
 def _run(
     joined: Joined,
     x: PyTree,

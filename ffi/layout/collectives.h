@@ -38,6 +38,7 @@ inline constexpr Collective kCollectives[] = {
     {"all_gather_v", Layout::kPacked, Layout::kScattered, Consume::kCopy, true},
     {"reduce_scatter_v", Layout::kScattered, Layout::kPacked, Consume::kReduce, true},
     {"all_to_all_v", Layout::kScattered, Layout::kTransposed, Consume::kCopy, true},
+    {"ppermute", Layout::kPacked, Layout::kPacked, Consume::kCopy, true},  // counts of 0 and all
 };
 inline constexpr int kNumCollectives = sizeof(kCollectives) / sizeof(kCollectives[0]);
 
