@@ -98,3 +98,14 @@ def test_different_bits_are_seen() -> None:
     tree = {"a": np.zeros(3, np.float32)}
     assert common.same_bits(tree, tree)
     assert not common.same_bits(tree, {"a": -tree["a"]})
+
+
+def test_varlen(tmp_path: Path) -> None:
+    rows = _rows(tmp_path, "varlen", "--sizes", "1K", "--kinds", "zipf_1")
+    assert [(r["op"], r["impl"]) for r in rows] == [
+        (op, impl)
+        for op in ("all_gather_v", "reduce_scatter_v", "all_to_all_v")
+        for impl in ("lax", "purlin")
+    ]
+    assert [r["regimes"] for r in rows] == ["", "meet"] * 3
+    assert {r["largest"] for r in rows} == {11}  # of 16 rows of 64 bytes for 8 ranks
