@@ -14,9 +14,10 @@ from purlin_jax.domain import (
 )
 from purlin_jax.drop_in import pmax, pmean, pmin, psum, psum_scatter
 from purlin_jax.explain import Collective, Explanation, explain
+from purlin_jax.head_exchange import gather_heads, scatter_heads
 from purlin_jax.joint import Joint
 from purlin_jax.policy import Policy, policy
-from purlin_jax.ulysses import gather_heads, scatter_heads, ulysses_attention
+from purlin_jax.ulysses import ulysses_attention
 from purlin_jax.varlen import (
     all_gather_v,
     all_to_all_v,

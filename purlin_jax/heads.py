@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-POLICIES = ("error", "pad")
+POLICIES = ("error", "pad", "uneven")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,24 @@ class HeadPlan:
         """Key/value heads that are exchanged, over all ranks."""
         return self.kv_padded * self.kv_repeat
 
+    def real(self, world: int) -> tuple[list[int], list[int]]:
+        """Heads of queries and of keys that are no padding, for each rank.
+
+        They follow each other in the order of ranks, and on a rank padding comes last.
+        """
+        share = self.q_exchanged // world
+        queries = [
+            sum(
+                h % self.group_padded < self.group and h // self.group_padded < self.kv_heads
+                for h in range(p * share, (p + 1) * share)
+            )
+            for p in range(world)
+        ]
+        share = self.kv_exchanged // world
+        left = self.kv_heads * self.kv_repeat
+        keys = [min(share, max(0, left - p * share)) for p in range(world)]
+        return queries, keys
+
     def widen_queries(self, x: jax.Array, axis: int) -> jax.Array:
         """The given query heads along `axis` to those that are exchanged."""
         if self.q_exchanged == self.kv_heads * self.group:
@@ -54,7 +72,10 @@ class HeadPlan:
 
     def widen_keys(self, x: jax.Array, axis: int) -> jax.Array:
         """The given key or value heads along `axis` to those that are exchanged."""
-        x = _pad(x, axis, self.kv_padded - self.kv_heads)
+        return self.repeat_keys(_pad(x, axis, self.kv_padded - self.kv_heads), axis)
+
+    def repeat_keys(self, x: jax.Array, axis: int) -> jax.Array:
+        """Key or value heads along `axis`, each as often as ranks need it."""
         return x if self.kv_repeat == 1 else jnp.repeat(x, self.kv_repeat, axis)
 
     def narrow_queries(self, x: jax.Array, axis: int) -> jax.Array:
@@ -91,7 +112,8 @@ def plan_heads(op: str, q_heads: int, kv_heads: int, world: int, policy: str) ->
       op: name of the caller, for errors.
       q_heads, kv_heads: as given; the former is a multiple of the latter.
       world: ranks over which heads are scattered.
-      policy: "error" raises where heads would have to be padded; "pad" pads them with zeros.
+      policy: "error" raises where heads would have to be padded; "pad" pads them with zeros, as
+        does "uneven" where they are attended with, but not where they are exchanged.
 
     Raises:
       ValueError: heads that do not fit each other or, with "error", the ranks; or no such policy.
@@ -114,6 +136,6 @@ def plan_heads(op: str, q_heads: int, kv_heads: int, world: int, policy: str) ->
             f"purlin.{op}: {q_heads} query and {kv_heads} key/value heads do not divide over "
             f"{world} ranks; shard the sequence over a divisor of {kv_heads}, or pass "
             f"head_policy='pad' to attend with {plan.q_exchanged} and {plan.kv_exchanged} heads "
-            f"(+{plan.q_exchanged / q_heads - 1:.0%})"
+            f"(+{plan.q_exchanged / q_heads - 1:.0%}), or 'uneven' to send none of the padding"
         )
     return plan

@@ -73,10 +73,10 @@ def counted_equivalent(params: CountedParams, operands: Sequence[Any]) -> list[A
     names = params.axes if len(params.axes) > 1 else params.axes[0]
     gather = functools.partial(jax.lax.all_gather, axis_name=names, axis_index_groups=params.groups)
     parts = params.parts(operands)
-    if params.op == "ppermute" and params.known is not None:
-        perm = [(s, d) for s, row in enumerate(params.known) for d, n in enumerate(row) if n]
+    if params.op == "ppermute" and params.known:
+        perm = [(s, d) for s, row in enumerate(params.known[0]) for d, n in enumerate(row) if n]
         moved = [jax.lax.ppermute(x, names, perm) for x in parts.data]
-        received = jnp.asarray(params.known, parts.sizes.dtype)[:, own_rank(params.axes, None)]
+        received = jnp.asarray(params.known[0], parts.sizes.dtype)[:, own_rank(params.axes, None)]
         return [*moved, received]
     rank = own_rank(params.axes, params.groups)
     row = _native.collectives[params.op]

@@ -6,7 +6,7 @@ the whole sequence with a shard of the heads (Jacobs et al., DeepSpeed-Ulysses, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,82 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from purlin_jax import groups as groups_lib
-from purlin_jax.collectives import all_to_all
-from purlin_jax.heads import HeadPlan, plan_heads
+from purlin_jax.head_exchange import Exchange, axes_of, require_four_axes
+from purlin_jax.heads import plan_heads
 from purlin_jax.joint import Joint, all_heads
-
-_SEQUENCE_AND_HEADS = {"BSHD": (1, 2), "BHSD": (2, 1)}
-
-
-def _axes(layout: str) -> tuple[int, int]:
-    if layout not in _SEQUENCE_AND_HEADS:
-        raise ValueError(f"purlin: layout {layout!r} is unknown; take 'BSHD' or 'BHSD'")
-    return _SEQUENCE_AND_HEADS[layout]
-
-
-def _require_four_axes(op: str, layout: str, arrays: Iterable[jax.Array]) -> None:
-    for x in arrays:
-        if x.ndim != 4:
-            raise ValueError(f"purlin.{op}: {layout} has four axes, got shape {x.shape}")
-
-
-def scatter_heads(
-    *arrays: jax.Array,
-    axis_name: groups_lib.AxisName,
-    layout: str = "BSHD",
-    backend: str | None = None,
-) -> Any:
-    """From a shard of the sequence with all heads to the whole sequence with a shard of the heads.
-
-    Args:
-      arrays: each [batch, sequence / P, heads, dim] (or BHSD), any dtype; all travel in one call.
-        Their numbers of heads may differ, and each must divide by the P ranks.
-      axis_name: mesh axis over which the sequence is sharded.
-      layout: "BSHD" or "BHSD".
-      backend: as in all_to_all.
-
-    Returns:
-      Each array as [batch, sequence, heads / P, dim] (or BHSD); one array for one argument, else a
-      tuple.
-
-    Raises:
-      ValueError: heads that do not divide, or a wrong rank.
-    """
-    sequence, heads = _axes(layout)
-    names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_bound("scatter_heads", names)
-    world = groups_lib.world_size(names, None)
-    _require_four_axes("scatter_heads", layout, arrays)
-    for x in arrays:
-        if x.shape[heads] % world:
-            raise ValueError(
-                f"purlin.scatter_heads: {x.shape[heads]} heads do not divide over {world} ranks; "
-                f"shard the sequence over a divisor of {x.shape[heads]}, or pad the heads to "
-                f"{-(-x.shape[heads] // world) * world}"
-            )
-    moved = all_to_all(arrays, axis_name, heads, sequence, tiled=True, backend=backend)
-    return moved[0] if len(arrays) == 1 else moved
-
-
-def gather_heads(
-    *arrays: jax.Array,
-    axis_name: groups_lib.AxisName,
-    layout: str = "BSHD",
-    backend: str | None = None,
-) -> Any:
-    """The inverse of scatter_heads: back to a shard of the sequence with all heads.
-
-    Args:
-      arrays: each [batch, sequence, heads / P, dim] (or BHSD); the sequence must divide by P.
-      axis_name, layout, backend: as in scatter_heads.
-
-    Returns:
-      Each array as [batch, sequence / P, heads, dim] (or BHSD).
-    """
-    sequence, heads = _axes(layout)
-    groups_lib.require_bound("gather_heads", groups_lib.canonical_axes(axis_name))
-    moved = all_to_all(arrays, axis_name, sequence, heads, tiled=True, backend=backend)
-    return moved[0] if len(arrays) == 1 else moved
 
 
 def ulysses_attention(
@@ -134,7 +61,8 @@ def ulysses_attention(
         count `joint` tokens in front; tokens at the rear would follow the padding.
       joint: tokens that attend together with these.
       head_policy: where heads neither divide by P nor can be replicated, "error" raises and "pad"
-        attends with more heads, of zeros, and drops them again.
+        attends with more heads, of zeros, and drops them again. "uneven" does the same and sends
+        real heads alone, by all_to_all_v.
       backend: as in all_to_all.
 
     Returns:
@@ -146,7 +74,7 @@ def ulysses_attention(
       ValueError: heads, shapes or arguments that do not fit; the message names the numbers and the
         remedies.
     """
-    sequence, heads = _axes(layout)
+    sequence, heads = axes_of(layout)
     static: dict[str, Any] = {
         "axis_name": axis_name,
         "layout": layout,
@@ -179,7 +107,7 @@ def ulysses_attention(
     op = "ulysses_attention"
     names = groups_lib.canonical_axes(axis_name)
     groups_lib.require_bound(op, names)
-    _require_four_axes(op, layout, (q, k, v))
+    require_four_axes(op, layout, (q, k, v))
     if k.shape[heads] != v.shape[heads]:
         raise ValueError(
             f"purlin.{op}: {k.shape[heads]} heads of k and {v.shape[heads]} of v; give as many"
@@ -188,35 +116,31 @@ def ulysses_attention(
         joint.check(op, (q, k, v), sequence)
     world = groups_lib.world_size(names, None)
     plan = plan_heads(op, q.shape[heads], k.shape[heads], world, head_policy)
+    exchange = Exchange(plan, head_policy == "uneven", names, world, layout, backend)
     kwargs = _lengths(op, lengths, q.shape[0], joint)
     if is_causal:
         kwargs["is_causal"] = True
     if scale is not None:
         kwargs["scale"] = scale
     attend = partial(attn_fn or partial(_default_attention, layout), **kwargs)
-    exchange: dict[str, Any] = {"axis_name": axis_name, "layout": layout, "backend": backend}
     with jax.named_scope(f"purlin/{op}"):
-        image = _widen(plan, (q, k, v), heads)
         if joint is None:
-            o = attend(*scatter_heads(*image, **exchange))
-            return plan.narrow_queries(gather_heads(o, **exchange), heads)
+            return exchange.gather(attend(*exchange.scatter((q, k, v))))[0]
 
-        text = _widen(plan, (joint.q, joint.k, joint.v), heads)
+        tokens = (joint.q, joint.k, joint.v)
         replicated = joint.placement == "replicated"
         if replicated:
-            image = scatter_heads(*image, **exchange)
-            text = [groups_lib.own_block(x, heads, names, None) for x in text]
+            image = exchange.scatter((q, k, v))
+            text = [groups_lib.own_block(x, heads, names, None) for x in exchange.widen(tokens)]
         else:
-            moved = scatter_heads(*image, *text, **exchange)
+            moved = exchange.scatter((q, k, v), tokens)
             image, text = moved[:3], moved[3:]
         joined = [joint.join(t, x, sequence) for t, x in zip(text, image, strict=True)]
         o_text, o = joint.part(attend(*joined), text[0].shape[sequence], sequence)
         if replicated:
-            o = gather_heads(o, **exchange)
-            o_text = all_heads(o_text, axis_name, heads, backend)
-        else:
-            o, o_text = gather_heads(o, o_text, **exchange)
-        return plan.narrow_queries(o, heads), plan.narrow_queries(o_text, heads)
+            o_text = plan.narrow_queries(all_heads(o_text, axis_name, heads, backend), heads)
+            return exchange.gather(o)[0], o_text
+        return exchange.gather(o, o_text)
 
 
 def _default_attention(
@@ -243,8 +167,3 @@ def _lengths(op: str, given: dict[str, Any], batch: int, joint: Joint | None) ->
                 "follow the padding; put them in front (where='front') and count them in"
             )
     return {name: x.astype(jnp.int32) for name, x in lengths.items()}
-
-
-def _widen(plan: HeadPlan, qkv: tuple[jax.Array, ...], heads: int) -> Any:
-    q, k, v = qkv
-    return plan.widen_queries(q, heads), plan.widen_keys(k, heads), plan.widen_keys(v, heads)

@@ -21,10 +21,10 @@ PyTree = Any
 
 
 class _Sizes(NamedTuple):
-    """Rows for each rank; and `matrix`, [sender, receiver], where they were given as numbers."""
+    """Rows for each rank; and where they are numbers, [sender, receiver], also the first rows."""
 
     own: jax.Array
-    matrix: np.ndarray | None = None
+    matrices: tuple[np.ndarray, ...] = ()
 
 
 def all_to_all_v(
@@ -72,9 +72,10 @@ def all_to_all_v(
     """
     joined = join("all_to_all_v", axis_name, axis_index_groups, backend, policy)
     sizes = _sizes(joined, send_sizes)
-    if sizes.matrix is not None:
-        _check_rows(joined, x, sizes.matrix.sum(1))
-        needed = int(sizes.matrix.sum(0).max(initial=0))
+    if sizes.matrices:
+        (matrix,) = sizes.matrices
+        _check_rows(joined, x, matrix.sum(1))
+        needed = int(matrix.sum(0).max(initial=0))
         capacity = _enough(joined, capacity, needed)
     if capacity is None:
         raise ValueError(
@@ -223,11 +224,10 @@ def ragged_all_to_all(
     }
     for k in range(slices):
         starts, sizes, places, expected = (value[:, k] for value in per_rank.values())
-        own = _Sizes(_integers(joined, sizes, (joined.world,)))
         output, _ = _run(
             joined,
             operand,
-            own,
+            _Sizes(_integers(joined, sizes, (joined.world,))),
             output.shape[0],
             None,
             expected=expected,
@@ -235,6 +235,36 @@ def ragged_all_to_all(
             kept=output,
         )
     return output
+
+
+def send_rows(
+    arrays: Sequence[jax.Array],
+    capacity: int,
+    *,
+    starts: np.ndarray,
+    sizes: np.ndarray,
+    places: np.ndarray,
+    axis_name: groups_lib.AxisName,
+    backend: str | None,
+) -> list[jax.Array]:
+    """ragged_all_to_all into zeros, with numbers that are known and fit: [sender, receiver].
+
+    `arrays` travel together, and have as many rows each.
+    """
+    joined = join("all_to_all_v", axis_name, None, backend, None)
+    rank = groups_lib.own_rank(joined.names, joined.groups)
+    first, rows, last = (jnp.asarray(m, jnp.int32)[rank] for m in (starts, sizes, places))
+    moved, _ = _run(
+        joined,
+        list(arrays),
+        _Sizes(rows, (sizes, starts, places)),
+        capacity,
+        None,
+        expected=jnp.asarray(sizes, jnp.int32)[:, rank],
+        places=(first, last),
+        kept=[jnp.zeros((capacity, *x.shape[1:]), x.dtype) for x in arrays],
+    )
+    return moved
 
 
 def ppermute(
@@ -310,7 +340,7 @@ def _run(
         world=joined.world,
         operands=len(arrays),
         capacity=capacity,
-        known=None if sizes.matrix is None else tuple(map(tuple, sizes.matrix.tolist())),
+        known=tuple(tuple(map(tuple, m.tolist())) for m in sizes.matrices),
         expects=expected is not None,
         placed=places is not None,
         keeps=kept is not None,
@@ -384,7 +414,7 @@ def _numbers(joined: Joined, given: Any, *shapes: tuple[int, ...]) -> np.ndarray
 def _known(joined: Joined, matrix: np.ndarray) -> _Sizes:
     """Counts that all ranks know, as [sender, receiver]."""
     rank = groups_lib.own_rank(joined.names, joined.groups)
-    return _Sizes(jnp.asarray(matrix, jnp.int32)[rank], matrix)
+    return _Sizes(jnp.asarray(matrix, jnp.int32)[rank], (matrix,))
 
 
 def _integers(joined: Joined, given: Any, shape: tuple[int, ...]) -> jax.Array:

@@ -29,6 +29,8 @@ from purlin_jax._compat import (
 )
 from purlin_jax.policy import Policy
 
+Matrix = tuple[tuple[int, ...], ...]
+
 
 class CountedParams(NamedTuple):
     """What is static about a call; hashable, so part of every cache key.
@@ -37,7 +39,8 @@ class CountedParams(NamedTuple):
       op, reduce, axes, groups, world, policy, backend, site: as in primitive.Params.
       operands: number of arrays that are sent.
       capacity: rows of the results.
-      known: the counts, [sender][receiver], where they are no data but known to all.
+      known: the counts, [sender][receiver], where they are no data but known to all; and with
+        them, in calls that are placed, the first rows at both.
       expects: whether the call brings the counts of what comes from each rank, to be checked.
       placed: whether it brings the first rows of what goes to each rank, there and here.
       keeps: whether it brings arrays of which results keep the rows that nobody writes.
@@ -51,7 +54,7 @@ class CountedParams(NamedTuple):
     world: int
     operands: int
     capacity: int
-    known: tuple[tuple[int, ...], ...] | None
+    known: tuple[Matrix, ...]
     expects: bool
     placed: bool
     keeps: bool
@@ -63,7 +66,7 @@ class CountedParams(NamedTuple):
     @property
     def most(self) -> int:
         """Rows that one rank sends another, at most; -1 where only the operands bound them."""
-        return -1 if self.known is None else max(map(max, self.known))
+        return max(map(max, self.known[0])) if self.known else -1
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -86,12 +89,13 @@ class CountedParams(NamedTuple):
     def transposed(self, rows: int) -> CountedParams:
         """The collective that carries cotangents back to operands of `rows` rows."""
         op = primitive.transposed(self.op)
+        sizes, *places = (tuple(zip(*m, strict=True)) for m in self.known or ((),))
         reduces = _native.collectives[op]["consume"] == "reduce"
         return self._replace(
             op=op,
             reduce="sum" if reduces else "",
             capacity=rows,
-            known=self.known and tuple(zip(*self.known, strict=True)),
+            known=(sizes, *reversed(places)) if self.known else (),
             expects=True,
             keeps=False,
             fill=True,
@@ -161,6 +165,15 @@ def from_peers(params: CountedParams, numbers: Any) -> Any:
     return primitive.bind(moved, [numbers])[0]
 
 
+def _exchanged(params: CountedParams, places: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The first rows at both sides, for what goes the other way."""
+    if len(params.known) > 1:
+        rank = groups.own_rank(params.axes, params.groups)
+        _, starts, ends = (jnp.asarray(m, places[0].dtype)[:, rank] for m in params.known)
+        return ends, starts
+    return from_peers(params, places[1]), from_peers(params, places[0])
+
+
 # Derivatives: copies and sums are linear in operands and kept arrays.
 
 
@@ -203,13 +216,18 @@ def _transpose(cotangents: Any, *operands: Any, params: CountedParams) -> Any:
             expected = from_peers(params, parts.sizes)
         places = parts.places
         if places is not None:
-            places = (from_peers(params, places[1]), from_peers(params, places[0]))
+            places = _exchanged(params, places)
         undefined = [i for i in alive if data[i] is not None]
         if undefined:
             back = params.transposed(parts.data[undefined[0]].aval.shape[0])
             back = back._replace(operands=len(undefined))
             cts = [make_varying(cotangents[i], params.axes) for i in undefined]
-            moved = bind(back, Parts(cts, expected, parts.sizes, places, []))
+            zeros: list[Any] = []
+            if params.placed:  # rows that are not sent may lie anywhere
+                back = back._replace(keeps=True, fill=False)
+                zeros = [jnp.zeros((back.capacity, *ct.shape[1:]), ct.dtype) for ct in cts]
+                zeros = [make_varying(z, params.axes) for z in zeros]
+            moved = bind(back, Parts(cts, expected, parts.sizes, places, zeros))
             data = [moved[undefined.index(i)] if i in undefined else d for i, d in enumerate(data)]
         for i in alive if params.keeps else ():
             assert places is not None

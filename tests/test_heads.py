@@ -80,7 +80,7 @@ def test_every_query_meets_its_key_on_its_rank(axis: int) -> None:
         (8, 3, 2, "pad", "8 query heads are no multiple of 3 key/value heads"),
         (8, 0, 2, "pad", "8 query heads are no multiple of 0 key/value heads"),
         (2, 4, 2, "error", "2 query heads are no multiple of 4 key/value heads"),
-        (8, 8, 2, "uneven", r"no head_policy 'uneven'; take one of \('error', 'pad'\)"),
+        (8, 8, 2, "even", r"no head_policy 'even'; take one of \('error', 'pad', 'uneven'\)"),
     ),
 )  # fmt: skip
 def test_errors(q: int, kv: int, world: int, policy: str, match: str) -> None:
@@ -100,6 +100,10 @@ CASES = {
     "padded within groups": (6, 2, 4, "pad"),
     "one key head, padded queries": (5, 1, 6, "pad"),
     "padding is not needed": (4, 4, 2, "pad"),
+    "uneven": (5, 5, 4, "uneven"),
+    "uneven key heads": (6, 3, 4, "uneven"),
+    "uneven within groups": (6, 2, 4, "uneven"),
+    "more ranks than heads": (3, 3, 8, "uneven"),
 }
 
 
@@ -124,7 +128,11 @@ def test_outputs_and_gradients(case: str, layout: str) -> None:
     place = spec(layout)
     ours = sharded(local, mesh(world), in_specs=(place,) * 3 + (P(),), out_specs=place)
     args = (*arrays, np.float32(0.7))
-    got = run_native(value_and_grads(ours, range(4)), *args, all_to_all=4 * world)
+    if policy != "uneven":
+        calls = {"all_to_all": 4 * world}
+    else:  # q, k and v together where they have as many heads
+        calls = {"all_to_all_v": (4 if q_heads == kv_heads else 6) * world}
+    got = run_native(value_and_grads(ours, range(4)), *args, **calls)
     expected = value_and_grads(partial(attend, is_causal=True), range(4))(*args)
     assert_close(got, expected)
 
