@@ -169,8 +169,8 @@ PURLIN_RANK void packet_counted(Block& block, const Call<typename Atom::Packet>&
   hear(block, call, epoch, kCountWords,
        [&](int w, int q, uint64_t word) { learn_count(of, counts, w, q, word); });
   block.sync();
-  leave(block, call, epoch);
   count_receives(block, call);
+  leave(block, call, epoch);
 
   if constexpr (Consumer::kReduces) {
     int first = 0;
@@ -232,8 +232,8 @@ PURLIN_RANK void zero_staging_counted(Block& block, const Call<typename Atom::Pa
           from[w - kCountWords][q] = reinterpret_cast<const char*>(word);
       });
   block.sync();
-  leave(block, call, epoch);
   count_receives(block, call);
+  leave(block, call, epoch);
   consume_counted<Atom>(block, call, consumer, counts, from);
   part(block, call, epoch);
 }

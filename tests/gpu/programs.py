@@ -165,5 +165,27 @@ def late_rank(seconds: str, budget: str) -> None:
     print("no error", flush=True)
 
 
+def bad_counts(kind: str) -> None:
+    """Counts that would write out of bounds: an error, and a report that names ranks and values."""
+    mesh = gpus()
+    right = np.full((mesh.size, mesh.size), 2, np.int32)
+    wrong = right.copy()
+    wrong[-1, 0] = {"negative": -3, "outside": 100, "capacity": 7}[kind]
+
+    def f(x: jax.Array, sizes: jax.Array) -> jax.Array:
+        return purlin.all_to_all_v(x, sizes[0], "x", capacity=2 * mesh.size + 1)[0]
+
+    program = sharded(f, mesh)
+    x = jnp.ones((mesh.size * (8 + 2 * mesh.size), 3))
+    jax.block_until_ready(program(x, right))
+    try:
+        jax.block_until_ready(program(x, wrong))
+    except jax.errors.JaxRuntimeError as error:
+        print("REPORT", purlin.last_report(), flush=True)
+        print("ERROR", type(error).__name__, flush=True)
+        raise SystemExit(3) from None
+    print("no error", flush=True)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
