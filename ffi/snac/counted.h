@@ -140,7 +140,7 @@ PURLIN_RANK void for_each_packet(Block& block, const Call<typename Atom::Packet>
   }
 }
 
-template <class Atom, class Consumer, class Block>
+template <class Atom, template <class, class> class View, class Consumer, class Block>
 PURLIN_RANK void packet_counted(Block& block, const Call<typename Atom::Packet>& call,
                                 const Consumer& consumer = Consumer()) {
   using Word = typename Atom::Word;
@@ -159,7 +159,7 @@ PURLIN_RANK void packet_counted(Block& block, const Call<typename Atom::Packet>&
     auto* row = Packets<Atom>::row(call, p, call.rank, epoch);
     for (int o = 0; o < call.operands; ++o) {
       const Plan plan = run_of(call.operand[o], counts.send[p]);
-      const Words<Word, const char> box(source(o, p), plan, plan.src_stride);
+      const View<Word, const char> box(source(o, p), plan, plan.src_stride);
       const int words = box.count(plan);
       for (int i = stride.first; i < words; i += stride.step)
         Atom::put_packet(row + i, Atom::make_packet(box.template load<Atom>(i), epoch, call.tag));
@@ -178,8 +178,8 @@ PURLIN_RANK void packet_counted(Block& block, const Call<typename Atom::Packet>&
       Operand operand = call.operand[o];
       operand.plan = run_of(operand, counts.receive[call.rank]);
       operand.src = source(o, call.rank);
-      consumer.template unpack<Packets<Atom>, Words>(block, call, operand, epoch, first, false, {});
-      first += Words<Word, char>::count(operand.plan);
+      consumer.template unpack<Packets<Atom>, View>(block, call, operand, epoch, first, false, {});
+      first += View<Word, char>::count(operand.plan);
     }
   } else {
     for (int step = 1; step <= call.world; ++step) {
@@ -188,14 +188,14 @@ PURLIN_RANK void packet_counted(Block& block, const Call<typename Atom::Packet>&
       for (int o = 0; o < call.operands; ++o) {
         const Operand& operand = call.operand[o];
         const Plan plan = run_of(operand, counts.receive[q]);
-        const int words = Words<Word, char>::count(plan);
-        const Words<Word, char> to(operand.dst + counts.receive_at[q] * operand.row_bytes, plan,
-                                   plan.dst_stride);
+        const int words = View<Word, char>::count(plan);
+        const View<Word, char> to(operand.dst + counts.receive_at[q] * operand.row_bytes, plan,
+                                  plan.dst_stride);
         if (q != call.rank) {
           for_each_packet<Atom>(block, call, q, epoch, first, words,
                                 [&](int i, Word word) { to.store(i, word); });
         } else {
-          const Words<Word, const char> own(source(o, q), plan, plan.src_stride);
+          const View<Word, const char> own(source(o, q), plan, plan.src_stride);
           for (int i = stride.first; i < words; i += stride.step)
             to.store(i, own.template load<Atom>(i));
         }
@@ -344,10 +344,13 @@ PURLIN_RANK void staged_counted(Block& block, const Call<typename Atom::Packet>&
 
 // Any of them, chosen as it runs: for hosts and tests.
 template <class Atom, class Consumer, class Block>
-PURLIN_RANK void run_waiting_counted(Block& block, Regime regime,
+PURLIN_RANK void run_waiting_counted(Block& block, Regime regime, bool flat,
                                      const Call<typename Atom::Packet>& call,
                                      const Consumer& consumer) {
-  if (regime == Regime::kPacket) packet_counted<Atom>(block, call, consumer);
+  if (regime == Regime::kPacket && flat)
+    packet_counted<Atom, FlatWords>(block, call, consumer);
+  else if (regime == Regime::kPacket)
+    packet_counted<Atom, Words>(block, call, consumer);
   if (regime == Regime::kStaged) staged_counted<Atom>(block, call, consumer);
   if (regime == Regime::kZeroStaging) zero_staging_counted<Atom>(block, call, consumer);
 }

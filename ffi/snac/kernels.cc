@@ -44,6 +44,8 @@ bool is_flat(const CudaCall& call) {
   for (int o = 0; o < call.operands; ++o) {
     const Operand& operand = call.operand[o];
     flat = flat && is_flat<uint64_t>(operand.src, operand.dst, operand.plan);
+    // Blocks of any number of rows must begin and end with whole words.
+    if (call.counted.sizes != nullptr) flat = flat && operand.row_bytes % sizeof(uint64_t) == 0;
   }
   return flat;
 }

@@ -28,33 +28,37 @@ __global__ void __launch_bounds__(kMaxThreads)
     return zero_staging_composed<Atom, Consumer>(block, call);
 }
 
-template <Regime regime, class Consumer>
+template <Regime regime, template <class, class> class View, class Consumer>
 __global__ void __launch_bounds__(kMaxThreads)
     run_counted(const __grid_constant__ CudaCall call, const __grid_constant__ Watch watch) {
   __shared__ CudaShared shared;
   CudaBlock<CudaPacket> block(shared, call, watch);
-  if constexpr (regime == Regime::kPacket) return packet_counted<Atom, Consumer>(block, call);
+  if constexpr (regime == Regime::kPacket) return packet_counted<Atom, View, Consumer>(block, call);
   if constexpr (!is_flagged(regime)) Atom::prepare(block);
   if constexpr (regime == Regime::kStaged) return staged_counted<Atom, Consumer>(block, call);
   if constexpr (regime == Regime::kZeroStaging)
     return zero_staging_counted<Atom, Consumer>(block, call);
 }
 
-template <Regime regime, class Consumer>
+template <Regime regime, template <class, class> class View, class Consumer>
 Kernel counted_kernel() {
-  return {reinterpret_cast<const void*>(&run_counted<regime, Consumer>), 0,
+  return {reinterpret_cast<const void*>(&run_counted<regime, View, Consumer>), 0,
           is_flagged(regime) ? nullptr : &Atom::scratch_bytes};
 }
 
 template <class Consumer>
-Kernel find_counted(Regime regime) {
-  constexpr bool kShared =  // by all copies or by all reductions
-      std::is_same_v<Consumer, CopyConsumer<Atom>> || std::is_same_v<Consumer, AnyReduce<Atom>>;
-  if constexpr (kGeneric && kShared) {
-    if (regime == Regime::kPacket) return counted_kernel<Regime::kPacket, Consumer>();
-    if (regime == Regime::kStaged) return counted_kernel<Regime::kStaged, Consumer>();
+Kernel find_counted(Regime regime, bool flat) {
+  constexpr bool kCopies = std::is_same_v<Consumer, CopyConsumer<Atom>>;
+  constexpr bool kAny = std::is_same_v<Consumer, AnyReduce<Atom>>;
+  if constexpr (kGeneric && kCopies)
+    if (regime == Regime::kPacket && flat)
+      return counted_kernel<Regime::kPacket, FlatWords, Consumer>();
+  if constexpr (kGeneric && (kCopies || kAny)) {
+    if (regime == Regime::kPacket) return counted_kernel<Regime::kPacket, Words, Consumer>();
+    if (regime == Regime::kStaged) return counted_kernel<Regime::kStaged, Words, Consumer>();
   }
-  if (regime == Regime::kZeroStaging) return counted_kernel<Regime::kZeroStaging, Consumer>();
+  if (regime == Regime::kZeroStaging)
+    return counted_kernel<Regime::kZeroStaging, Words, Consumer>();
   return {};
 }
 
@@ -69,7 +73,7 @@ Kernel kernel() {
 template <class Consumer>
 Kernel find(const Wanted& wanted) {
   const auto [regime, flat] = std::pair(wanted.regime, wanted.flat);
-  if (wanted.counted) return find_counted<Consumer>(regime);
+  if (wanted.counted) return find_counted<Consumer>(regime, flat);
   constexpr bool kCopies = std::is_same_v<Consumer, CopyConsumer<Atom>>;
   constexpr bool kAny = std::is_same_v<Consumer, AnyReduce<Atom>>;
   if constexpr (kGeneric) {
@@ -122,7 +126,8 @@ std::vector<Kernel> all() {
     if (const Kernel found = find(wanted); found.function != nullptr) every.push_back(found);
   };
   for (int r = 0; r < kNumRegimes; ++r)
-    for (auto [counted, flat] : {std::pair(false, true), {false, false}, {true, false}}) {
+    for (auto [counted, flat] :
+         {std::pair(false, true), {false, false}, {true, true}, {true, false}}) {
       const auto regime = static_cast<Regime>(r);
       add({Atom::kName, regime, Consume::kCopy, "", "", counted, flat});
       for (const char* dtype : {"float32", "bfloat16", "int32"})

@@ -171,12 +171,13 @@ class Stress {
     for (int o = 0; o < call.operands; ++o) {
       const Operand& operand = call.operand[o];
       flat = flat && is_flat<CpuAtom::Word>(operand.src, operand.dst, operand.plan);
+      if (job.collective().counted) flat = flat && operand.row_bytes % sizeof(CpuAtom::Word) == 0;
     }
     const bool fits = job.regime != Regime::kPacket || packets <= kCapacity.packets;
     const Regime regime = fits ? job.regime : Regime::kStaged;
     with_host_consumer<SleepyAtom>(job.collective(), "sum", job.dtype(), [&](auto consumer) {
       if (job.collective().counted)
-        run_waiting_counted<SleepyAtom>(block, regime, call, consumer);
+        run_waiting_counted<SleepyAtom>(block, regime, flat, call, consumer);
       else
         run_waiting<SleepyAtom>(block, regime, flat, call, consumer);
     });

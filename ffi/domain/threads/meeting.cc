@@ -228,7 +228,7 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
         HostBlock block(rank->shared[b], b, blocks);
         block.set_streams(large);
         if (rank->call.counted.sizes != nullptr)
-          run_waiting_counted<CpuAtom>(block, regime, rank->call, consumer);
+          run_waiting_counted<CpuAtom>(block, regime, false, rank->call, consumer);
         else
           run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
       });
