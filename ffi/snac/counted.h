@@ -34,11 +34,9 @@ template <class Block, class Packet>
 PURLIN_RANK void count_sends(Block& block, const Call<Packet>& call) {
   const Counted& of = call.counted;
   Counts& counts = block.shared().counts;
-  for (int p = block.thread(); p < call.world; p += block.threads())
-    counts.send[p] = of.read(of.sizes, p);
-  block.sync();
   for (int p = block.thread(); p < call.world; p += block.threads()) {
-    counts.send_at[p] = of.send_at(counts, p);
+    counts.send[p] = of.read(of.sizes, p);
+    counts.send_at[p] = of.send_at(p);
     block.refuse(of.check_send(counts, p), p);
     if (p != call.rank) continue;
     counts.receive[p] = counts.send[p];
@@ -64,12 +62,8 @@ template <class Block, class Packet>
 PURLIN_RANK void count_receives(Block& block, const Call<Packet>& call) {
   const Counted& of = call.counted;
   Counts& counts = block.shared().counts;
-  if (of.to == nullptr) {
-    for (int q = block.thread(); q < call.world; q += block.threads())
-      counts.receive_at[q] = of.receive_at(counts, q);
-    block.sync();
-  }
   for (int q = block.thread(); q < call.world; q += block.threads()) {
+    if (of.to == nullptr) counts.receive_at[q] = of.receive_at(counts, q);
     block.refuse(of.check_receive(counts, call.rank, q), q);
     if (block.index() == 0) of.write_received(q, counts.receive[q]);
   }
@@ -94,6 +88,7 @@ PURLIN_RANK void fill(const Block& block, const Call<Packet>& call, const Counts
   const Counted& of = call.counted;
   if (!of.fill) return;
   const int64_t rows = of.rows_out - of.end(counts, call.world);
+  if (rows == 0) return;
   for (int o = 0; o < call.operands; ++o) {
     const Operand& operand = call.operand[o];
     char* rest = operand.dst + (of.rows_out - rows) * operand.row_bytes;

@@ -56,14 +56,13 @@ struct Counted {
       static_cast<int32_t*>(received)[i] = static_cast<int32_t>(rows);
   }
 
-  // Once all of counts.send are known.
-  PURLIN_HD int64_t send_at(const Counts& counts, int p) const {
+  PURLIN_HD int64_t send_at(int p) const {
     if (from != nullptr) return read(from, p);
-    return splits_input ? before(counts.send, p, rows_in) : 0;
+    return splits_input ? before(p, rows_in, [&](int k) { return read(sizes, k); }) : 0;
   }
   // Once all of counts.receive are known; for calls that do not say where.
   PURLIN_HD int64_t receive_at(const Counts& counts, int q) const {
-    return splits_output ? before(counts.receive, q, rows_out) : 0;
+    return splits_output ? before(q, rows_out, [&](int k) { return counts.receive[k]; }) : 0;
   }
 
   PURLIN_HD Finding check_send(const Counts& counts, int p) const {
@@ -82,7 +81,7 @@ struct Counted {
       return {Fault::kDisagree, rows, counts.receive[rank]};
     if (rows > 0 && (at < 0 || rows > rows_out - at))
       return {Fault::kCapacity, at < 0 ? at : at + rows, rows_out};
-    for (int other = 0; other < q && !reduces; ++other) {
+    for (int other = 0; other < q && to != nullptr; ++other) {
       const int64_t begin = counts.receive_at[other], end = begin + counts.receive[other];
       if (rows > 0 && begin < end && at < end && begin < at + rows)
         return {Fault::kOverlap, at, other};
@@ -102,9 +101,13 @@ struct Counted {
 
  private:
   // Rows of the ranks before p. Each is bounded, since none has been checked yet.
-  PURLIN_HD static int64_t before(const int64_t* rows, int p, int64_t bound) {
+  template <class Rows>
+  PURLIN_HD static int64_t before(int p, int64_t bound, Rows rows) {
     int64_t sum = 0;
-    for (int k = 0; k < p; ++k) sum += rows[k] < 0 ? 0 : rows[k] > bound ? bound + 1 : rows[k];
+    for (int k = 0; k < p; ++k) {
+      const int64_t n = rows(k);
+      sum += n < 0 ? 0 : n > bound ? bound + 1 : n;
+    }
     return sum;
   }
 };

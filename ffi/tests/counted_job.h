@@ -89,12 +89,17 @@ RowCounts choose_counts(const Collective& row, int world, Pick pick) {
   };
   for (int s = 0; s < world; ++s)
     for (int d = 0; d < world; ++d) counts.rows[s][d] = rows(s, d);
-  for (int s = 0; s < world; ++s)
+  // What is packed on both sides has one sender at most.
+  const bool permutes = !row.splits_input() && !row.splits_output();
+  for (int s = 0; s < world; ++s) {
+    const int64_t first = counts.rows[s][0];
     for (int d = 0; d < world; ++d) {
       // Where all get the same, or all give the same, there is one count for them.
-      if (!row.splits_input()) counts.rows[s][d] = counts.rows[s][0];
+      if (!row.splits_input()) counts.rows[s][d] = first;
+      if (permutes && d != (s + chosen) % world) counts.rows[s][d] = 0;
       if (row.consume == Consume::kReduce) counts.rows[s][d] = counts.rows[0][d];
     }
+  }
   counts.wide = pick(2), counts.expects = pick(2), counts.fill = pick(2);
   counts.placed = row.splits_input() && row.splits_output() && pick(2);
   for (int s = 0; s < world; ++s)

@@ -97,9 +97,9 @@ std::string count(const Site& site, Meeting& meeting) {
   };
   for (int r = 0; r < world; ++r) {
     const Counted& of = meeting.ranks[r].counted;
-    for (int p = 0; p < world; ++p) all[r].send[p] = of.read(of.sizes, p);
     for (int p = 0; p < world; ++p) {
-      all[r].send_at[p] = of.send_at(all[r], p);
+      all[r].send[p] = of.read(of.sizes, p);
+      all[r].send_at[p] = of.send_at(p);
       note(of.check_send(all[r], p), r, p);
     }
   }
