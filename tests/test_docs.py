@@ -38,7 +38,8 @@ def program(page: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "page", ("README.md", "docs/quickstart.md", "docs/drop_in.md", "docs/policies.md")
+    "page",
+    ("README.md", "docs/quickstart.md", "docs/drop_in.md", "docs/moe.md", "docs/policies.md"),
 )
 def test_the_python_of_a_page(page: str, tmp_path: Path) -> None:
     code, printed = program(page)
