@@ -22,6 +22,8 @@ struct Site {
   int world = 1;
   std::vector<int64_t> partition;      // logical devices of all groups, one group after another
   std::vector<int64_t> devices;        // local ordinal of each logical device; empty: not known
+  std::vector<int64_t> processes;      // of each logical device; empty: all are of this one
+  int64_t ordinal = 0;                 // of the call in its program
   std::vector<int64_t> split, concat;  // of each operand
   // Of collectives whose counts are data: what else the call brings, and what it wants.
   bool expects = false;  // the rows that come from each peer
@@ -30,9 +32,14 @@ struct Site {
   int64_t most = -1;     // rows that one rank sends another, at most; -1: all that it has
   bool fill = false;     // zeros behind what is received
   uint64_t tag = 0;
-  std::string text;  // where the user wrote the call
+  std::string text;      // where the user wrote the call
+  std::string operands;  // their types, for reports
 
   const Collective& collective() const { return kCollectives[row]; }
+  // The process of the device at a position of the partition.
+  int process_of(int position) const {
+    return processes.empty() ? 0 : static_cast<int>(processes[partition[position]]);
+  }
   int groups() const { return static_cast<int>(partition.size()) / world; }
 };
 

@@ -4,16 +4,30 @@
 #include <sched.h>
 
 #include <cstdint>
-#include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 #include "snac/call.h"
+#include "snac/faults.h"
 
 namespace purlin {
+
+// Who may leave a call before its end: ranks of other processes.
+class Peers {
+ public:
+  virtual ~Peers() = default;
+  virtual bool gone(int rank) const = 0;
+  virtual std::string why(int rank) const = 0;
+};
 
 // What the threads of one block share. One for each block, for as long as its threads run.
 class HostShared {
  public:
-  explicit HostShared(int threads) : threads_(threads) {}
+  explicit HostShared(int threads, int rank = 0, const Peers* peers = nullptr)
+      : rank(rank), peers(peers), threads_(threads) {}
+
+  const int rank;
+  const Peers* const peers;  // null where all ranks are threads of this process
 
   const char* from[kMaxOperands][kMaxRanks] = {};
   const char* results[kMaxOperands][kMaxRanks] = {};
@@ -85,14 +99,21 @@ class HostBlock {
     relax();
   }
 
-  void stalled(Where, uint64_t /*expected*/, uint64_t /*seen*/) {
-    if (++spins_ > kSpinsBeforeYield) sched_yield();
+  // Called once for each look that found nothing. Throws std::runtime_error where the peer is gone:
+  // seen twice, since it may have done its part just before.
+  void stalled(Where where, uint64_t /*expected*/, uint64_t /*seen*/) {
+    if (++spins_ <= kSpinsBeforeYield) return;
+    sched_yield();
+    if (shared_.peers == nullptr || !shared_.peers->gone(where.peer)) return;
+    if (seen_gone_) throw std::runtime_error(shared_.peers->why(where.peer));
+    seen_gone_ = true;
   }
-  void relax() { spins_ = 0; }
+  void relax() { spins_ = 0, seen_gone_ = false; }
 
-  // Ranks that meet on the host have checked their counts before.
-  static void refuse(const Finding& found, int /*peer*/) {
-    if (found.fault != Fault::kNone) std::abort();
+  // Throws std::runtime_error for counts that would write out of bounds.
+  void refuse(const Finding& found, int peer) const {
+    if (found.fault != Fault::kNone)
+      throw std::runtime_error("bad counts: " + describe(found, shared_.rank, peer));
   }
 
  private:
@@ -100,6 +121,7 @@ class HostBlock {
   HostShared& shared_;
   const int index_, count_, thread_, threads_;
   int spins_ = 0;
+  bool seen_gone_ = false;
   bool streams_ = false;
 };
 

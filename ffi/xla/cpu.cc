@@ -5,9 +5,14 @@
 #include "xla/cpu.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
 
 #include "domain/counters.h"
+#include "domain/shm/collective.h"
 #include "domain/threads/room.h"
 #include "xla/operands.h"
 #include "xla/site.h"
@@ -15,11 +20,37 @@
 namespace purlin::xla_ffi {
 namespace {
 
+// Numbers the custom calls of one executable that look alike: they come of a function that is
+// called several times, and processes must not take one for the other. XLA makes the calls of an
+// executable in the order of its module, which is the same in all processes.
+class Instances {
+ public:
+  static Instances& instance() {
+    static Instances all;
+    return all;
+  }
+  void begin_program() {
+    std::lock_guard lock(mutex_);
+    count_.clear();
+  }
+  int64_t next(const Site& site) {
+    if (site.processes.empty()) return 0;
+    std::lock_guard lock(mutex_);
+    return count_[{site.ordinal, site.text, site.tag}]++;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<int64_t, std::string, uint64_t>, int64_t> count_;
+};
+
 struct CpuSite {
   static ffi::TypeId id;
-  explicit CpuSite(Site given) : site(std::move(given)), room(site) {}
+  explicit CpuSite(Site given)
+      : site(std::move(given)), number(Instances::instance().next(site)), room(site) {}
 
   const Site site;
+  const int64_t number;
   threads::Room room;
 };
 ffi::TypeId CpuSite::id = {};
@@ -53,7 +84,13 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
     arrival.done = done;
     auto full = state->room.arrive(run.run_id, static_cast<int>(position), buffers.plans, arrival);
     Counters::instance().add(site.row, site.regime);
-    if (full) threads::run(site, std::move(full));
+    if (full == nullptr) return future;
+    if (full->arrived == site.world) {
+      threads::run(site, std::move(full));
+    } else {
+      const int64_t occurrence = state->room.occurrence(run.run_id, full->group);
+      shm::run(site, {state->number, run.run_id, occurrence}, std::move(full));
+    }
   } catch (const std::exception& error) {
     done(error.what());
   }
@@ -72,6 +109,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_execute, execute,
                                   .RemainingRets());
 
 }  // namespace
+
+void begin_program() { Instances::instance().begin_program(); }
 
 Target cpu_target() {
   return {reinterpret_cast<void*>(purlin_cpu_instantiate),

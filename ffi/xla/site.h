@@ -57,6 +57,8 @@ inline Site read_site(const ffi::Dictionary& all) {
   site.world = number(all, "world", 1, kMaxRanks);
   site.partition = numbers(all, "groups");
   site.devices = numbers(all, "devices");
+  site.processes = numbers(all, "processes");
+  site.ordinal = attribute<int64_t>(all, "ordinal");
   site.split = numbers(all, "split");
   site.concat = numbers(all, "concat");
   site.expects = number(all, "expects", 0, 1) != 0;
@@ -66,6 +68,10 @@ inline Site read_site(const ffi::Dictionary& all) {
   site.fill = number(all, "fill", 0, 1) != 0;
   site.tag = static_cast<uint64_t>(attribute<int64_t>(all, "tag"));
   site.text = text(all, "site");
+  site.operands = text(all, "operands");
+  if (!site.processes.empty() && site.processes.size() != site.partition.size())
+    throw std::invalid_argument("processes of " + std::to_string(site.processes.size()) +
+                                " devices, expected " + std::to_string(site.partition.size()));
   if (site.partition.empty() || site.partition.size() % site.world != 0)
     throw std::invalid_argument("groups of " + std::to_string(site.world) +
                                 " ranks do not divide " + std::to_string(site.partition.size()) +

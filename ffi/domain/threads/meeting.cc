@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <exception>
+#include <mutex>
 
 #include "atom/cpu.h"
 #include "domain/threads/pool.h"
@@ -45,16 +47,8 @@ CpuCall call_of(const Meeting& meeting, int rank) {
   return call;
 }
 
-// Completes every promise, each from a task of its own: that runs the rest of the device's program
-// on the thread.
-void complete(const std::shared_ptr<Meeting>& meeting, const std::string& error) {
-  std::vector<Pool::Task> tasks;
-  for (size_t r = 0; r < meeting->ranks.size(); ++r)
-    tasks.push_back([meeting, r, error] { meeting->ranks[r].done(error); });
-  Pool::instance().post_gang(std::move(tasks));
-}
-
-// Counts down from a number of tasks; the last one completes every promise.
+// Counts down from a number of tasks; the last one completes every promise, each from a task of its
+// own: that runs the rest of the device's program on the thread.
 class Countdown {
  public:
   Countdown(std::shared_ptr<Meeting> meeting, int64_t tasks)
@@ -204,40 +198,74 @@ int64_t staging_of(const Site& site) {
                                 : kCapacity.staging_half;
 }
 
-// The regimes that wait: every rank's blocks at the same time, as a gang.
+// The windows of a gang: those of threads of this process, or shared with others.
+struct Gang {
+  GangQueue* queue;
+  char* windows = nullptr;
+  std::shared_ptr<const Peers> peers;
+  Done after = [](const std::string&) {};
+};
+
+// The regimes that wait: the blocks of all ranks of this process at the same time.
 template <class Consumer>
-void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consumer consumer) {
+void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consumer consumer,
+              const Gang& gang) {
   struct Rank {
     CpuCall call;
     std::deque<HostShared> shared;
   };
+  struct Outcome {
+    std::mutex mutex;
+    std::string error;
+  };
   const int world = static_cast<int>(meeting->ranks.size());
   const int blocks = blocks_of(site);
   const bool large = is_large(site, *meeting);
-  auto countdown = std::make_shared<Countdown>(meeting, 1);
+  auto outcome = std::make_shared<Outcome>();
   std::vector<Pool::Task> tasks;
   for (int r = 0; r < world; ++r) {
+    if (!meeting->here[r]) continue;
     auto rank = std::make_shared<Rank>();
     rank->call = call_of(*meeting, r);
-    windows().attach(site.partition, meeting->group, rank->call);
+    if (gang.windows == nullptr) windows().attach(site.partition, meeting->group, rank->call);
+    for (int q = 0; q < world && gang.windows != nullptr; ++q)
+      rank->call.window[q] = {gang.windows + q * window_bytes(world)};
+    rank->call.capacity = kCapacity;
     rank->call.staging_used = staging_of(site);
     for (int b = 0; b < blocks; ++b) {
-      rank->shared.emplace_back(1);
-      tasks.push_back([rank, b, blocks, consumer, large, regime = site.regime] {
+      rank->shared.emplace_back(1, r, gang.peers.get());
+      tasks.push_back([=, peers = gang.peers, regime = site.regime] {
         const KeepSubnormals keep;
         HostBlock block(rank->shared[b], b, blocks);
         block.set_streams(large);
-        if (rank->call.counted.sizes != nullptr)
-          run_waiting_counted<CpuAtom>(block, regime, false, rank->call, consumer);
-        else
-          run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
+        try {
+          if (rank->call.counted.sizes != nullptr)
+            run_waiting_counted<CpuAtom>(block, regime, false, rank->call, consumer);
+          else
+            run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
+        } catch (const std::exception& error) {
+          std::lock_guard lock(outcome->mutex);
+          outcome->error = error.what();
+        }
       });
     }
   }
-  gangs().post(std::move(tasks), [countdown] { countdown->arrive(); });
+  gang.queue->post(std::move(tasks), [meeting, outcome, after = gang.after] {
+    after(outcome->error);
+    complete(meeting, outcome->error);
+  });
 }
 
 }  // namespace
+
+void complete(const std::shared_ptr<Meeting>& meeting, const std::string& error) {
+  std::vector<Pool::Task> tasks;
+  for (size_t r = 0; r < meeting->ranks.size(); ++r)
+    if (meeting->here[r]) tasks.push_back([meeting, r, error] { meeting->ranks[r].done(error); });
+  Pool::instance().post_gang(std::move(tasks));
+}
+
+int64_t window_bytes(int world) { return Window<CpuAtom::Packet>::bytes(world, kCapacity); }
 
 bool reduces(const char* op, const char* dtype) {
   const Collective& row = kCollectives[find_collective("all_reduce")];
@@ -269,7 +297,15 @@ void run(const Site& site, std::shared_ptr<Meeting> meeting) {
     if (site.regime == Regime::kMeet || bytes_of(*meeting) == 0)
       run_meet(site, meeting, consumer);
     else
-      run_gang(site, meeting, consumer);
+      run_gang(site, meeting, consumer, {&gangs()});
+  });
+}
+
+void run_shared(const Site& site, std::shared_ptr<Meeting> meeting, char* windows,
+                std::shared_ptr<const Peers> peers, Done after) {
+  static auto* queue = new GangQueue;
+  with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
+    run_gang(site, meeting, consumer, {queue, windows, std::move(peers), std::move(after)});
   });
 }
 

@@ -9,6 +9,7 @@
 #include "domain/site.h"
 #include "snac/call.h"
 #include "snac/counts.h"
+#include "snac/host_block.h"
 
 namespace purlin::threads {
 
@@ -26,6 +27,7 @@ struct Arrival {
 struct Meeting {
   int group = 0;
   int arrived = 0;
+  int expected = 0;  // ranks of this process
   std::vector<Arrival> ranks;
   std::vector<bool> here;
   std::vector<Plan> plans;
@@ -41,5 +43,17 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans, const Count
 // Takes a full meeting, moves the bytes, and completes each promise from a task of its own. The
 // calling thread helps, and never waits.
 void run(const Site& site, std::shared_ptr<Meeting> meeting);
+
+// The same for ranks of several processes, which share windows of kCapacity from `windows` on. Calls
+// start in the order in which this is called, and call `after`, with an error or an empty text,
+// before they complete their promises.
+void run_shared(const Site& site, std::shared_ptr<Meeting> meeting, char* windows,
+                std::shared_ptr<const Peers> peers, Done after);
+
+// Completes the promise of each rank of this process, from tasks of their own.
+void complete(const std::shared_ptr<Meeting>& meeting, const std::string& error);
+
+// Bytes of one rank's window.
+int64_t window_bytes(int world);
 
 }  // namespace purlin::threads

@@ -80,6 +80,7 @@ std::shared_ptr<Meeting> Room::arrive(int64_t run, int position, const std::vect
     at->second.since = Clock::now();
     at->second.meeting = std::make_shared<Meeting>();
     at->second.meeting->group = group;
+    at->second.meeting->expected = local_ranks(group);
     at->second.meeting->ranks.resize(site_.world);
     at->second.meeting->here.resize(site_.world);
     at->second.meeting->plans = plans;
@@ -88,9 +89,27 @@ std::shared_ptr<Meeting> Room::arrive(int64_t run, int position, const std::vect
   if (meeting->here[rank]) throw std::logic_error("a rank arrived twice at one collective");
   meeting->here[rank] = true;
   meeting->ranks[rank] = std::move(arrival);
-  if (++meeting->arrived < site_.world) return nullptr;
+  if (++meeting->arrived < meeting->expected) return nullptr;
   open_.erase(at);
   return meeting;
+}
+
+bool Room::is_local(int group, int rank) const {
+  return site_.processes.empty() ||
+         site_.process_of(group * site_.world + rank) == own_process();
+}
+
+int Room::local_ranks(int group) const {
+  int count = 0;
+  for (int r = 0; r < site_.world; ++r) count += is_local(group, r);
+  return count;
+}
+
+int64_t Room::occurrence(int64_t run, int group) {
+  constexpr int64_t kRecent = 64;  // runs that may still be on their way
+  std::lock_guard lock(mutex_);
+  while (!met_.empty() && met_.begin()->first.first < run - kRecent) met_.erase(met_.begin());
+  return met_[{run, group}]++;
 }
 
 void Room::look(Clock::time_point now) {
@@ -124,13 +143,24 @@ void Room::look(Clock::time_point now) {
 std::string Room::describe(const Meeting& meeting, const char* what, double seconds) const {
   std::string missing;
   for (size_t r = 0; r < meeting.here.size(); ++r)
-    if (!meeting.here[r]) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+    if (!meeting.here[r] && is_local(meeting.group, static_cast<int>(r)))
+      missing += (missing.empty() ? "" : ", ") + std::to_string(r);
   return std::string(what) + ": " + std::string(site_.collective().name) + " at " + site_.text +
          ": group " + std::to_string(meeting.group) + " of " + std::to_string(site_.world) +
          " ranks waits for rank " + missing + " since " + std::to_string(seconds).substr(0, 5) +
          " s. The rank did not arrive: look at what its host thread does, or raise "
          "PURLIN_TIMEOUT_S";
 }
+
+void publish(const std::string& text) { Watcher::instance().publish(text); }
+
+Limits limits() { return {Watcher::instance().slow_s, Watcher::instance().budget_s}; }
+
+namespace {
+std::atomic<int> the_process{0};
+}
+void set_process(int process) { the_process = process; }
+int own_process() { return the_process; }
 
 void set_limits(double slow_s, double budget_s) {
   Watcher::instance().slow_s = slow_s;

@@ -23,10 +23,13 @@ class Room {
   ~Room();
   Room(const Room&) = delete;
 
-  // Adds the rank at `position` of the partition; returns the meeting once it is full. Throws where
-  // the meeting has been given up.
+  // Adds the rank at `position` of the partition; returns the meeting once all ranks that belong to
+  // this process are there. Throws where the meeting has been given up.
   std::shared_ptr<Meeting> arrive(int64_t run, int position, const std::vector<Plan>& plans,
                                   Arrival arrival);
+
+  // How often the ranks of this process have met before in this run and group.
+  int64_t occurrence(int64_t run, int group);
 
   // Reports meetings that are open for long, and ends those that are open for too long.
   void look(std::chrono::steady_clock::time_point now);
@@ -44,8 +47,24 @@ class Room {
   const Site& site_;
   std::mutex mutex_;
   std::map<Key, Open> open_;
+  bool is_local(int group, int rank) const;
+  int local_ranks(int group) const;
+
+  std::map<Key, int64_t> met_;  // of recent runs, where other processes take part
   std::set<Key> given_up_;  // for ranks that come late; empty unless something went wrong
 };
+
+// Prints a report and keeps it as the last one.
+void publish(const std::string& text);
+
+struct Limits {
+  double slow_s, budget_s;
+};
+Limits limits();
+
+// The process that this is among those of a job; 0 unless told otherwise.
+void set_process(int process);
+int own_process();
 
 // Seconds after which an incomplete meeting is reported, and after which it ends in an error; 0
 // never ends it.

@@ -1,0 +1,81 @@
+// Decides, in one of the processes, which collective all of them run next.
+//
+// Devices reach independent collectives in any order, and collectives of one partition share
+// windows; so processes must agree on an order. A process says when all its ranks have arrived at a
+// collective. Once all processes have, all are told to go, in an order that is the same for all.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace purlin::shm {
+
+// "All ranks of this process have arrived."
+struct Arrival {
+  int process = 0;
+  std::string key;        // of the collective, the same in all processes
+  std::string arguments;  // shapes, types and so on, which must be the same in all processes
+  std::string what;       // op and call site, for reports
+  std::string partition;  // which windows it uses
+  int64_t window_bytes = 0;          // of one rank
+  std::vector<int> process_of_rank;  // of the ranks of its group
+  double slow_s = 60, budget_s = 1800;
+};
+
+// What a process is told.
+enum class Order : int64_t {
+  kGo,     // key, offset of the group's windows in the arena
+  kFail,   // key, why
+  kReport  // key, text to print: somebody is late
+};
+
+class Coordinator {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Tells a process. Called in order, under a lock.
+  using Tell = std::function<void(int process, Order, const std::string& key, int64_t offset,
+                                  const std::string& text)>;
+
+  Coordinator(Tell tell, int64_t arena_bytes) : tell_(std::move(tell)), arena_(arena_bytes) {}
+
+  void arrive(Arrival arrival);
+  // A process could not finish a collective that it was told to start.
+  void failed(const std::string& key, const std::string& why);
+  // A process has ended; what waits for it fails.
+  void ended(int process);
+  // Reports and ends what waits for too long.
+  void look(Clock::time_point now);
+
+ private:
+  struct Open {
+    Arrival first;
+    std::set<int> arrived;
+    Clock::time_point since;
+    bool reported = false;
+    bool going = false;
+  };
+
+  static std::set<int> needed(const Arrival& arrival);
+  static std::string missing(const Open& open);
+  std::string describe(const Open& open, const char* what, Clock::time_point now) const;
+  void fail_locked(const std::string& key, const Open& open, const std::string& why);
+  int64_t windows_locked(const Arrival& arrival);
+
+  const Tell tell_;
+  std::mutex mutex_;
+  std::map<std::string, Open> open_;
+  std::map<std::string, std::string> given_up_;  // key: why, for those who come late
+  std::map<std::string, std::string> broken_;    // partition: why its windows cannot be used
+  std::map<std::string, int64_t> windows_;       // partition: offset in the arena
+  std::set<int> gone_;
+  int64_t arena_;
+  int64_t used_ = 0;
+};
+
+}  // namespace purlin::shm

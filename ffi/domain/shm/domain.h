@@ -1,0 +1,86 @@
+// The domain of CPU devices that belong to several processes of one host.
+//
+// The processes share one arena of memory without a name, whose descriptor travels over a Unix
+// socket. Process 0 keeps it and coordinates. Nothing is left when they end, however they do.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "domain/shm/coordinator.h"
+#include "domain/shm/socket.h"
+#include "snac/host_block.h"
+
+namespace purlin::shm {
+
+class Domain;
+
+// A collective that a process takes part in.
+class Running : public Peers {
+ public:
+  Running(const Domain& domain, std::vector<int> process_of_rank)
+      : domain_(domain), process_of_rank_(std::move(process_of_rank)) {}
+
+  bool gone(int rank) const override;
+  std::string why(int rank) const override;
+  void stop(const std::string& why);
+
+ private:
+  const Domain& domain_;
+  const std::vector<int> process_of_rank_;
+  mutable std::mutex mutex_;
+  std::string why_;
+  std::atomic<bool> stopped_{false};
+};
+
+class Domain {
+ public:
+  // Joins the processes 0 .. count - 1 that say the same name and token; process 0 must have
+  // started before. Throws std::runtime_error.
+  static void start(int process, int count, const std::string& name, const std::string& token,
+                    int64_t arena_bytes);
+  static Domain* running();  // or null
+
+  struct Call {
+    Arrival arrival;
+    std::shared_ptr<Running> running;
+    std::function<void(char* windows)> go;         // called in the order of all processes
+    std::function<void(const std::string&)> fail;  // instead of go
+  };
+  void submit(Call call);
+  // The call of this key has ended; `error` is empty if well.
+  void finish(const std::string& key, const std::string& error);
+
+  bool ended(int process) const { return ended_[process].load(std::memory_order_acquire); }
+  int process() const { return process_; }
+
+ private:
+  Domain(int process, int count);
+  void lead(const std::string& name, const std::string& token, int64_t arena_bytes);
+  void welcome(int fd, const std::string& token);
+  void follow(const std::string& name, const std::string& token);
+  void read_leader();
+  void obey(Order order, const std::string& key, int64_t offset, const std::string& text);
+  void leader_is_gone();
+
+  const int process_, count_;
+  std::vector<std::atomic<bool>> ended_;
+  char* arena_ = nullptr;
+  int arena_fd_ = -1;
+  int64_t arena_bytes_ = 0;
+
+  std::unique_ptr<Coordinator> coordinator_;  // of process 0
+  std::mutex sockets_mutex_;
+  std::map<int, std::shared_ptr<Socket>> sockets_;  // of process 0: to the others
+  std::shared_ptr<Socket> leader_;                  // of the others
+
+  std::mutex mutex_;
+  std::map<std::string, Call> calls_;  // submitted, and not finished
+};
+
+}  // namespace purlin::shm
