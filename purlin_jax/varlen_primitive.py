@@ -41,7 +41,7 @@ class CountedParams(NamedTuple):
       expects: whether the call brings the counts of what comes from each rank, to be checked.
       placed: whether it brings the first rows of what goes to each rank, there and here.
       keeps: whether it brings arrays of which results keep the rows that nobody writes.
-      fill: whether rows behind the received ones are zero; undefined if neither this nor keeps.
+      fill: whether rows that nobody writes are zero; undefined if neither this nor keeps.
     """
 
     op: str
