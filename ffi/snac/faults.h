@@ -10,7 +10,8 @@ namespace purlin {
 inline std::string describe(const Finding& found, int rank, int peer) {
   const auto text = [](int64_t n) { return std::to_string(n); };
   const std::string own = "rank " + text(rank), other = "rank " + text(peer);
-  const std::string row = (found.value < 0 ? " begins at row " : " ends at row ") + text(found.value);
+  const std::string row =
+      (found.value < 0 ? " begins at row " : " ends at row ") + text(found.value);
   switch (found.fault) {
     case Fault::kNegative:
       return own + " sends " + text(found.value) + " rows to " + other +
