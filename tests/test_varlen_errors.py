@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import purlin_jax as purlin
-from tests.harness import Fn, assert_same_bits, random_array, to_numpy
+from tests.harness import Fn, assert_same_bits, mesh, random_array, to_numpy
 from tests.varlen import (
+    Ranks,
+    by_group,
     everything_expected,
     exchange,
     feed,
@@ -107,6 +109,28 @@ def test_wrong_counts_at_run_time(regime: str) -> None:
     for name, mine in packed.items():
         cut = jax.tree.map(lambda a, b: b[:, : a.shape[1]], mine, good[name][0])
         assert_same_bits(mine, cut)
+
+
+@pytest.mark.own_regime
+@REGIMES
+def test_other_groups_do_not_wait_for_one_that_failed(regime: str) -> None:
+    # Group 0 goes on to a collective of all, to which group 1 will not come.
+    groups = [[0, 2], [3, 1]]
+    ranks = Ranks(mesh(4), "x", groups, groups)
+    x, sizes = random_array("float32", (4, 4, 2)), np.ones((4, 2), np.int32)
+    wrong = sizes.copy()
+    wrong[1] = [1, -5]
+
+    def f(v: jax.Array, n: jax.Array) -> jax.Array:
+        moved, _ = purlin.all_to_all_v(v, n, capacity=2, **ranks.call)
+        return purlin.all_gather(moved, "x")
+
+    with purlin.policy(regime):
+        program = over(ranks, f)
+    for _ in range(3):
+        _refused(lambda n: program(x, n), wrong, "rank 1 sends -5 rows to rank 1; counts must")
+        moved = by_group(ranks, lambda v, n: exchange(v, n, 2), x, sizes)
+        assert_same_bits(np.asarray(program(x, sizes)), np.stack([moved] * 4))
 
 
 @REGIMES
