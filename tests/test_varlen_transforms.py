@@ -83,7 +83,6 @@ def test_derivatives(name: str, check_vma: bool, backend: str) -> None:
     assert not ran if backend == "lax" else needed <= ran
     expected = to_numpy(derive(dense(linear, GIVEN, ROWS))(x, along))
     _close(got, expected)
-    # What is linear is its own tangent.
     assert_same_bits(got["jvp"][1], linear.reference(along, GIVEN))
     if name in ("all_to_all_v", "all_gather_v"):
         sent = np.arange(ROWS) < GIVEN["size"][:, None]
