@@ -71,7 +71,11 @@ def counted_equivalent(params: CountedParams, operands: Sequence[Any]) -> list[A
     Wrong counts are not noticed: rows outside of an array are those at its end.
     """
     names = params.axes if len(params.axes) > 1 else params.axes[0]
-    gather = functools.partial(jax.lax.all_gather, axis_name=names, axis_index_groups=params.groups)
+
+    def gather(x: Any) -> Any:
+        # Tiled, since the other form takes neither PRNG keys nor symbolic shapes.
+        return jax.lax.all_gather(x[None], names, axis_index_groups=params.groups, tiled=True)
+
     parts = params.parts(operands)
     if params.op == "ppermute" and params.known:
         perm = [(s, d) for s, row in enumerate(params.known[0]) for d, n in enumerate(row) if n]
@@ -99,7 +103,10 @@ def counted_equivalent(params: CountedParams, operands: Sequence[Any]) -> list[A
         result = parts.kept[i] if params.keeps else None
         for q in range(params.world):
             mine = valid[q].reshape(-1, *(1 for _ in x.shape[1:]))
-            rows = jnp.take(everyone[q], within[q] + send_at[q], axis=0, mode="clip")
+            if x.shape[0] > 0:
+                rows = jnp.take(everyone[q], within[q] + send_at[q], axis=0, mode="clip")
+            else:
+                rows = jnp.zeros((params.capacity, *x.shape[1:]), x.dtype)
             if result is None:
                 result = jnp.where(mine, rows, jnp.zeros_like(rows))
             elif params.reduce:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -185,7 +186,8 @@ def ragged_all_to_all(
     numbers, go in k calls, one after another.
 
     Args:
-      operand: [rows, ...] of any dtype of at least 8 bits.
+      operand: [rows, ...] of any dtype of at least 8 bits. Slices may overlap, but then the
+        derivative ends in the run-time error.
       output: [capacity, ...]; its rows that nobody writes are kept.
       input_offsets, send_sizes, output_offsets, recv_sizes: int32 or int64 [ranks * k], all of one
         dtype. recv_sizes is checked against what the peers send.
@@ -200,38 +202,39 @@ def ragged_all_to_all(
     """
     joined = join("all_to_all_v", axis_name, axis_index_groups, backend, policy)
     numbers = {
-        "input_offsets": input_offsets,
-        "send_sizes": send_sizes,
-        "output_offsets": output_offsets,
-        "recv_sizes": recv_sizes,
+        "input_offsets": jnp.asarray(input_offsets),
+        "send_sizes": jnp.asarray(send_sizes),
+        "output_offsets": jnp.asarray(output_offsets),
+        "recv_sizes": jnp.asarray(recv_sizes),
     }
     dtype = jnp.result_type(*numbers.values())
-    slices, rest = divmod(jnp.size(send_sizes), joined.world)
+    shape = numbers["send_sizes"].shape
+    slices, rest = divmod(numbers["send_sizes"].size, joined.world)
     for name, value in numbers.items():
-        if jnp.shape(value) != jnp.shape(send_sizes) or jnp.ndim(value) != 1 or rest or not slices:
+        if value.shape != shape or len(shape) != 1 or rest or not slices:
             raise ValueError(
-                f"purlin.ragged_all_to_all: {name} has shape {jnp.shape(value)}; the four arrays "
+                f"purlin.ragged_all_to_all: {name} has shape {value.shape}; the four arrays "
                 f"of numbers need one shape, [{joined.world} * k] for {joined.world} ranks"
             )
-    if output.shape[1:] != operand.shape[1:] or output.dtype != operand.dtype:
+    _rows(joined, operand)
+    if output.shape[1:] != operand.shape[1:] or output.dtype != operand.dtype or not output.ndim:
         raise ValueError(
             f"purlin.ragged_all_to_all: output is {jax.typeof(output).str_short()} and operand "
             f"{jax.typeof(operand).str_short()}; they may differ in the number of rows alone"
         )
-    per_rank = {
-        name: jnp.asarray(value, dtype).reshape(joined.world, slices)
-        for name, value in numbers.items()
-    }
+    starts, sizes, places, expected = (
+        _integers(joined, value.astype(dtype), shape).reshape(joined.world, slices)
+        for value in numbers.values()
+    )
     for k in range(slices):
-        starts, sizes, places, expected = (value[:, k] for value in per_rank.values())
         output, _ = _run(
             joined,
             operand,
-            _Sizes(_integers(joined, sizes, (joined.world,))),
+            _Sizes(sizes[:, k]),
             output.shape[0],
             None,
-            expected=expected,
-            places=(starts, places),
+            expected=expected[:, k],
+            places=(starts[:, k], places[:, k]),
             kept=output,
         )
     return output
@@ -326,6 +329,7 @@ def _run(
     """Send checked operands through the primitive, several in one call where types allow."""
     if fill not in (0, None):
         raise ValueError(f"purlin.{joined.op}: fill={fill!r} is neither 0 nor None")
+    capacity = _static(joined, capacity)
     leaves, tree = jax.tree.flatten(x)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
     keeps = [] if kept is None else jax.tree.leaves(kept)
@@ -401,7 +405,12 @@ def _numbers(joined: Joined, given: Any, *shapes: tuple[int, ...]) -> np.ndarray
         isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(given)
     ):
         return None
-    numbers = np.asarray(given)
+    try:
+        numbers = np.asarray(given)
+    except ValueError:
+        raise ValueError(
+            f"purlin.{joined.op}: counts {given} are no array; give as many for each rank"
+        ) from None
     if numbers.shape not in shapes:
         return None
     if numbers.dtype.kind not in "iu":
@@ -427,7 +436,9 @@ def _integers(joined: Joined, given: Any, shape: tuple[int, ...]) -> jax.Array:
             f"purlin.{joined.op}: counts of shape {list(counts.shape)}, expected {list(shape)} for "
             f"{joined.world} ranks"
         )
-    return counts if counts.dtype in (jnp.int32, jnp.int64) else counts.astype(jnp.int32)
+    if counts.dtype in (jnp.int32, jnp.int64):
+        return counts
+    return counts.astype(jnp.int64 if counts.dtype == jnp.uint64 else jnp.int32)
 
 
 def _check_rows(joined: Joined, x: PyTree, needed: np.ndarray) -> None:
@@ -441,8 +452,22 @@ def _check_rows(joined: Joined, x: PyTree, needed: np.ndarray) -> None:
             )
 
 
+def _static(joined: Joined, capacity: Any) -> int:
+    """`capacity` as a number of rows."""
+    try:
+        rows = operator.index(capacity)
+    except TypeError:
+        raise TypeError(
+            f"purlin.{joined.op}: capacity={capacity} is no integer that is known when the program "
+            "is traced; shapes are static"
+        ) from None
+    if rows < 0:
+        raise ValueError(f"purlin.{joined.op}: capacity={rows} must not be negative")
+    return rows
+
+
 def _enough(joined: Joined, capacity: int | None, needed: int) -> int:
-    if capacity is not None and capacity < needed:
+    if capacity is not None and _static(joined, capacity) < needed:
         raise ValueError(
             f"purlin.{joined.op}: a rank gets {needed} rows, and capacity={capacity}; raise it, or "
             "leave it out"

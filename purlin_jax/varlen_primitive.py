@@ -44,7 +44,7 @@ class CountedParams(NamedTuple):
       expects: whether the call brings the counts of what comes from each rank, to be checked.
       placed: whether it brings the first rows of what goes to each rank, there and here.
       keeps: whether it brings arrays of which results keep the rows that nobody writes.
-      fill: whether rows behind the received ones are zero; undefined if neither this nor keeps.
+      fill: whether rows that nobody writes are zero; undefined if neither this nor keeps.
     """
 
     op: str
@@ -222,12 +222,7 @@ def _transpose(cotangents: Any, *operands: Any, params: CountedParams) -> Any:
             back = params.transposed(parts.data[undefined[0]].aval.shape[0])
             back = back._replace(operands=len(undefined))
             cts = [make_varying(cotangents[i], params.axes) for i in undefined]
-            zeros: list[Any] = []
-            if params.placed:  # rows that are not sent may lie anywhere
-                back = back._replace(keeps=True, fill=False)
-                zeros = [jnp.zeros((back.capacity, *ct.shape[1:]), ct.dtype) for ct in cts]
-                zeros = [make_varying(z, params.axes) for z in zeros]
-            moved = bind(back, Parts(cts, expected, parts.sizes, places, zeros))
+            moved = bind(back, Parts(cts, expected, parts.sizes, places, []))
             data = [moved[undefined.index(i)] if i in undefined else d for i, d in enumerate(data)]
         for i in alive if params.keeps else ():
             assert places is not None

@@ -30,7 +30,7 @@ struct Site {
   bool placed = false;   // the first rows of what goes to each peer, on both sides
   bool keeps = false;    // arrays of which the results keep what nobody overwrites
   int64_t most = -1;     // rows that one rank sends another, at most; -1: all that it has
-  bool fill = false;     // zeros behind what is received
+  bool fill = false;     // zeros where nobody writes
   uint64_t tag = 0;
   std::string text;      // where the user wrote the call
   std::string operands;  // their types, for reports

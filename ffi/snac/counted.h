@@ -82,17 +82,19 @@ PURLIN_RANK void clear(const Block& block, char* at, Range part) {
   for (int64_t i = narrow + block.thread(); i < part.end; i += block.threads()) at[i] = 0;
 }
 
-// Zeros behind the rows that were received.
+// Zeros in the rows that nobody writes.
 template <class Block, class Packet>
 PURLIN_RANK void fill(const Block& block, const Call<Packet>& call, const Counts& counts) {
   const Counted& of = call.counted;
   if (!of.fill) return;
-  const int64_t rows = of.rows_out - of.end(counts, call.world);
-  if (rows == 0) return;
-  for (int o = 0; o < call.operands; ++o) {
-    const Operand& operand = call.operand[o];
-    char* rest = operand.dst + (of.rows_out - rows) * operand.row_bytes;
-    clear(block, rest, own_share(block, run_of(operand, rows)));
+  for (int64_t at = of.solid(counts, call.world); at < of.rows_out;) {
+    const Gap gap = of.gap(counts, call.world, at);
+    for (int o = 0; o < call.operands; ++o) {
+      const Operand& operand = call.operand[o];
+      char* rows = operand.dst + at * operand.row_bytes;
+      clear(block, rows, own_share(block, run_of(operand, gap.end - at)));
+    }
+    at = gap.next;
   }
 }
 

@@ -32,6 +32,11 @@ struct Counts {
   int64_t most[kMaxRanks];  // the most that this peer sends to any
 };
 
+// Rows of a result up to `end` that nobody writes, and the row behind those that follow.
+struct Gap {
+  int64_t end, next;
+};
+
 // Where the counts of a call lie: arrays of `world` integers.
 struct Counted {
   const void* sizes = nullptr;     // rows for each peer
@@ -44,7 +49,7 @@ struct Counted {
   int64_t rows_out = 0;            // of the results
   bool wide = false;               // integers of eight bytes, not of four
   bool splits_input = false, splits_output = false, reduces = false;
-  bool fill = false;  // zeros behind what was received
+  bool fill = false;  // zeros where nobody writes
 
   PURLIN_HD int64_t read(const void* array, int i) const {
     return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
@@ -89,14 +94,24 @@ struct Counted {
     return {};
   }
 
-  // The row behind the last one that is received.
-  PURLIN_HD int64_t end(const Counts& counts, int world) const {
+  // The row from which on there may be gaps: without places, that behind the last one received.
+  PURLIN_HD int64_t solid(const Counts& counts, int world) const {
     int64_t last = 0;
-    for (int q = 0; q < world; ++q) {
+    for (int q = 0; q < world && to == nullptr; ++q) {
       const int64_t end = counts.receive_at[q] + counts.receive[q];
       if (counts.receive[q] > 0 && end > last) last = end;
     }
     return last;
+  }
+  // What nobody writes from row `at` on, which is that of solid() or the `next` of a gap.
+  PURLIN_HD Gap gap(const Counts& counts, int world, int64_t at) const {
+    Gap gap{rows_out, rows_out};
+    for (int q = 0; q < world; ++q) {
+      const int64_t begin = counts.receive_at[q];
+      if (counts.receive[q] == 0 || begin < at || begin >= gap.end) continue;
+      gap = {begin, begin + counts.receive[q]};
+    }
+    return gap;
   }
 
  private:

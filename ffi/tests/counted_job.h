@@ -102,14 +102,16 @@ RowCounts choose_counts(const Collective& row, int world, Pick pick) {
   }
   counts.wide = pick(2), counts.expects = pick(2), counts.fill = pick(2);
   counts.placed = row.splits_input() && row.splits_output() && pick(2);
+  const int gap = counts.placed ? pick(3) : 0;  // rows before each that nobody writes
   for (int s = 0; s < world; ++s)
     for (int d = 0; d < world; ++d) {
       // Packed in the order of ranks; where the call says where, the other way round.
       const auto first = [&](int k, int n) { return counts.placed ? k > n : k < n; };
       for (int k = 0; k < world; ++k) {
         if (row.splits_input() && first(k, d)) counts.send_at[s][d] += counts.rows[s][k];
-        if (row.splits_output() && first(k, s)) counts.receive_at[s][d] += counts.rows[k][d];
+        if (row.splits_output() && first(k, s)) counts.receive_at[s][d] += counts.rows[k][d] + gap;
       }
+      counts.receive_at[s][d] += gap;
     }
   for (int s = 0; s < world; ++s)
     for (int d = 0; d < world; ++d) {

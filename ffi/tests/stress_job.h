@@ -17,7 +17,8 @@
 
 namespace purlin {
 
-inline constexpr int64_t kMaxItems = 3 * 5 * 7 * 16;  // of one block, with every factor at its most
+// Of one block: with every factor at its most, and for 48 + 5 rows of 5 * 7 where counts are data.
+inline constexpr int64_t kMaxItems = 3 * 5 * 7 * 18;
 
 struct Shape {
   std::vector<int64_t> local;  // input of one rank

@@ -9,6 +9,7 @@
 
 #include "atom/cpu.h"
 #include "domain/threads/pool.h"
+#include "domain/threads/room.h"
 #include "domain/threads/subnormals.h"
 #include "domain/threads/windows.h"
 #include "snac/counted.h"
@@ -291,8 +292,10 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans, const Count
 
 void run(const Site& site, std::shared_ptr<Meeting> meeting) {
   if (site.collective().counted)
-    if (const std::string wrong = count(site, *meeting); !wrong.empty())
+    if (const std::string wrong = count(site, *meeting); !wrong.empty()) {
+      end_run(meeting->run, wrong);
       return complete(meeting, wrong);
+    }
   with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
     if (site.regime == Regime::kMeet || bytes_of(*meeting) == 0)
       run_meet(site, meeting, consumer);

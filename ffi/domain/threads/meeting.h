@@ -25,6 +25,7 @@ struct Arrival {
 };
 
 struct Meeting {
+  int64_t run = 0;  // of the program
   int group = 0;
   int arrived = 0;
   int expected = 0;  // ranks of this process

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <deque>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -43,6 +44,19 @@ class Watcher {
     return report_;
   }
 
+  void end_run(int64_t run, const std::string& error) {
+    std::lock_guard lock(ended_mutex_);
+    ended_.emplace_back(run, error);
+    if (ended_.size() > kEndedRuns) ended_.pop_front();
+  }
+  // What ended a run; empty if nothing did.
+  std::string end_of(int64_t run) {
+    std::lock_guard lock(ended_mutex_);
+    for (const auto& [ended, error] : ended_)
+      if (ended == run) return error;
+    return "";
+  }
+
   std::atomic<double> slow_s{60};
   std::atomic<double> budget_s{1800};
 
@@ -60,6 +74,9 @@ class Watcher {
   std::set<Room*> rooms_;
   std::mutex report_mutex_;
   std::string report_;
+  static constexpr size_t kEndedRuns = 64;  // more than run at the same time
+  std::mutex ended_mutex_;
+  std::deque<std::pair<int64_t, std::string>> ended_;  // the last ones
 };
 
 }  // namespace
@@ -79,6 +96,7 @@ std::shared_ptr<Meeting> Room::arrive(int64_t run, int position, const std::vect
   if (fresh) {
     at->second.since = Clock::now();
     at->second.meeting = std::make_shared<Meeting>();
+    at->second.meeting->run = run;
     at->second.meeting->group = group;
     at->second.meeting->expected = local_ranks(group);
     at->second.meeting->ranks.resize(site_.world);
@@ -114,14 +132,24 @@ int64_t Room::occurrence(int64_t run, int group) {
 
 void Room::look(Clock::time_point now) {
   const double slow_s = Watcher::instance().slow_s, budget_s = Watcher::instance().budget_s;
-  std::vector<std::pair<std::shared_ptr<Meeting>, std::string>> ended;
+  struct Ended {
+    std::shared_ptr<Meeting> meeting;
+    std::string text;
+  };
+  std::vector<Ended> ended;
   {
     std::lock_guard lock(mutex_);
     for (auto at = open_.begin(); at != open_.end();) {
       Open& open = at->second;
       const double seconds = Seconds(now - open.since).count();
+      if (std::string error = Watcher::instance().end_of(at->first.first); !error.empty()) {
+        ended.push_back({open.meeting, std::move(error)});
+        at = open_.erase(at);
+        continue;
+      }
       if (budget_s > 0 && seconds > budget_s) {
-        ended.emplace_back(open.meeting, describe(*open.meeting, "gave up", seconds));
+        ended.push_back({open.meeting, describe(*open.meeting, "gave up", seconds)});
+        Watcher::instance().publish("purlin: " + ended.back().text);
         given_up_.insert(at->first);
         at = open_.erase(at);
         continue;
@@ -131,13 +159,11 @@ void Room::look(Clock::time_point now) {
       ++at;
     }
   }
-  for (auto& [meeting, text] : ended) {
-    Watcher::instance().publish("purlin: " + text);
+  for (auto& [meeting, text] : ended)
     for (size_t r = 0; r < meeting->ranks.size(); ++r)
       if (meeting->here[r])
         Pool::instance().post(
             [meeting = meeting, r, text = text] { meeting->ranks[r].done(text); });
-  }
 }
 
 std::string Room::describe(const Meeting& meeting, const char* what, double seconds) const {
@@ -166,6 +192,8 @@ void set_limits(double slow_s, double budget_s) {
   Watcher::instance().slow_s = slow_s;
   Watcher::instance().budget_s = budget_s;
 }
+
+void end_run(int64_t run, const std::string& error) { Watcher::instance().end_run(run, error); }
 
 std::string last_report() { return Watcher::instance().report(); }
 

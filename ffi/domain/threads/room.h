@@ -31,7 +31,8 @@ class Room {
   // How often the ranks of this process have met before in this run and group.
   int64_t occurrence(int64_t run, int group);
 
-  // Reports meetings that are open for long, and ends those that are open for too long.
+  // Reports meetings that are open for long, and ends those that are open for too long or whose run
+  // has ended.
   void look(std::chrono::steady_clock::time_point now);
 
  private:
@@ -69,6 +70,9 @@ int own_process();
 // Seconds after which an incomplete meeting is reported, and after which it ends in an error; 0
 // never ends it.
 void set_limits(double slow_s, double budget_s);
+
+// Ends meetings of a run, those to come too, in an error: for a group that will not come to them.
+void end_run(int64_t run, const std::string& error);
 
 // The last report, as printed on stderr; empty if there was none.
 std::string last_report();
