@@ -14,6 +14,7 @@ import jaxlib
 import numpy as np
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax.interpreters import ad, batching, mlir
 from jaxlib import xla_client as _xla_client
 
@@ -141,6 +142,21 @@ def name_call(results: Sequence[Any], text: str) -> None:
 
     named: dict[str, Any] = {"purlin": ir.StringAttr.get(text)}
     results[0].owner.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(named)
+
+
+def key_value_store() -> Any:
+    """The store that the processes of jax.distributed share, or None."""
+    return _distributed.global_state.client
+
+
+def ordinal(ctx: Any) -> int:
+    """A number that no other call of the module being lowered has, the same in all processes."""
+    return int(ctx.module_context.new_channel())
+
+
+def module(ctx: Any) -> Any:
+    """The module being lowered."""
+    return ctx.module_context.module
 
 
 def for_export(ctx: Any) -> bool:

@@ -13,7 +13,7 @@ import jax
 import jax.export
 import numpy as np
 
-from purlin_jax import _compat, _native
+from purlin_jax import _compat, _native, processes
 
 cuda: Any = None  # stays None where no CUDA compiler was found at the build
 if importlib.util.find_spec("purlin_jax._cuda") is not None:
@@ -121,7 +121,7 @@ def _module(platform: str) -> Any:
 def refusal(platform: str, mesh: Any, reduce: str, dtype: str, exported: bool) -> str | None:
     """Why the devices of `mesh` are not one domain that can do this, or None if they are."""
     if platform == "cpu":
-        return "the CPU devices belong to several processes" if jax.process_count() > 1 else None
+        return _no_processes(mesh, exported)
     if exported:
         return "an exported program may run on other GPUs than those its calls would name"
     if cuda is None:
@@ -136,6 +136,24 @@ def refusal(platform: str, mesh: Any, reduce: str, dtype: str, exported: bool) -
     if not cuda.can_peer(ordinals(mesh)):
         return "some of the GPUs cannot read each other's memory"
     return None
+
+
+def _no_processes(mesh: Any, exported: bool) -> str | None:
+    """Why the CPU devices of `mesh` cannot work together, or None."""
+    if jax.process_count() == 1:
+        return None
+    if exported or not isinstance(mesh, jax.sharding.Mesh):
+        return "the mesh is abstract, so the processes of its devices are not known"
+    own = jax.process_index()
+    return None if {d.process_index for d in mesh.devices.flat} == {own} else processes.join()
+
+
+def processes_of(platform: str, mesh: Any) -> list[int]:
+    """The process of each logical device; empty if all are of this one, and on GPUs."""
+    if platform != "cpu" or jax.process_count() == 1:
+        return []
+    found = [d.process_index for d in mesh.devices.flat]
+    return [] if set(found) == {jax.process_index()} else found
 
 
 def no_window(platform: str, mesh: Any, partition: np.ndarray) -> str | None:
@@ -156,9 +174,9 @@ def ordinals(mesh: Any) -> list[int]:
 
 
 def arch(platform: str, mesh: Any) -> str:
-    """Name of the policy table for the devices: "cpu", or "sm_90" for compute capability 9.0."""
+    """Name of the policy table for the devices: "cpu", "cpu_shm", or "sm_90" for capability 9.0."""
     if platform == "cpu":
-        return "cpu"
+        return "cpu_shm" if processes_of(platform, mesh) else "cpu"
     return "sm_" + mesh.devices.flat[0].compute_capability.replace(".", "")
 
 

@@ -20,7 +20,9 @@ from purlin_jax._compat import (
     for_export,
     mesh_of,
     mlir,
+    module,
     name_call,
+    ordinal,
     partition_id,
     partitioned,
     uses_shardy,
@@ -72,7 +74,7 @@ def _lower(platform: str) -> Any:
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
         domain.ensure_started(platform)
-        attributes = _attributes(platform, mesh, params, ctx.avals_in)
+        attributes = _attributes(platform, ctx, params, ctx.avals_in)
         call = _Call(params, attributes, _in_place(platform, params.op, attributes["regime"]))
         operands = (partition_id(ctx), *operands)
         avals = [PARTITION_ID, *ctx.avals_in]
@@ -169,6 +171,18 @@ def _most_rows(params: Params | CountedParams, x: Any) -> list[int]:
     return list(x.shape)
 
 
+_last_module: Any = None
+
+
+def _ordinal(ctx: Any) -> int:
+    """A number of the call that is the same in all processes."""
+    global _last_module
+    if module(ctx) is not _last_module:
+        _last_module = module(ctx)
+        _native.begin_program()
+    return ordinal(ctx)
+
+
 def _about_counts(params: Params | CountedParams) -> dict[str, np.int64]:
     names = ("expects", "placed", "keeps", "fill")
     if not isinstance(params, CountedParams):
@@ -177,10 +191,12 @@ def _about_counts(params: Params | CountedParams) -> dict[str, np.int64]:
 
 
 def _attributes(
-    platform: str, mesh: Any, params: Params | CountedParams, avals: Sequence[Any]
+    platform: str, ctx: Any, params: Params | CountedParams, avals: Sequence[Any]
 ) -> dict[str, Any]:
     """What the handler reads; ffi/xla/site.h is its other side."""
     counted = isinstance(params, CountedParams)
+    mesh = mesh_of(ctx)
+    processes = domain.processes_of(platform, mesh)
     plans = [
         _native.plan(params.op, _most_rows(params, x), x.dtype.itemsize, params.world, s, c)
         for x, s, c in zip(avals, params.split, params.concat, strict=not counted)
@@ -199,6 +215,9 @@ def _attributes(
         "depth": np.int64(choice.depth),
         "staging_bytes": np.int64(choice.staging_bytes),
         "world": np.int64(params.world),
+        "processes": np.asarray(processes, np.int64),
+        "ordinal": np.int64(_ordinal(ctx) if processes else 0),
+        "operands": ", ".join(x.str_short() for x in avals[: len(params.split)]),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
         "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),
         "split": np.asarray(params.split, np.int64),

@@ -231,7 +231,7 @@ def fits(regime: str, op: str, arch: str, traffic: Traffic) -> bool:
     """Whether a regime can run a call: its op, its elements, and the room in the windows."""
     if op not in _native.regimes[regime][0]:
         return False
-    if regime in FLAGGED and arch != "cpu" and traffic.item_bytes > 8:
+    if regime in FLAGGED and arch.startswith("sm_") and traffic.item_bytes > 8:
         return False
     room = traffic.capacity.get(regime)
     return room is None or traffic.nbytes + _ROUNDING <= room

@@ -51,6 +51,14 @@ def native_collectives(hlo: str) -> list[str]:
     return _NATIVE.findall(hlo)
 
 
+LATE_REASON = "these devices are no domain"
+
+
+def refuse_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let purlin find out in lowering, not before, that it cannot run on the devices."""
+    monkeypatch.setattr(domain, "refusal", lambda *_: LATE_REASON)
+
+
 def custom_calls(hlo: str) -> int:
     """How many calls into purlin the text of a compiled program holds."""
     return hlo.count(f'custom_call_target="{domain.TARGET}"')

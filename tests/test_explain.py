@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 import purlin_jax as purlin
 from purlin_jax.backend import Handed
 from purlin_jax.explain import parse
-from tests.harness import Fn, P, mesh, reordered_2x4, sharded
+from tests.harness import LATE_REASON, Fn, P, mesh, refuse_late, reordered_2x4, sharded
 
 X = jax.ShapeDtypeStruct((16, 8), jnp.float32)
 NONE = "The compiled program holds no collectives."
@@ -154,10 +154,10 @@ def test_what_would_be_an_error_is_explained(kwargs: dict[str, str]) -> None:
 
 
 def test_a_reason_that_is_known_in_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    refuse_late(monkeypatch)
     row = one(purlin.explain(sharded(psum, mesh(4)), X))
     assert (row.by, row.site) == ("jax.lax", line(psum, "purlin.psum"))
-    assert row.reason.startswith("the CPU devices belong to several processes")
+    assert row.reason.startswith(LATE_REASON)
 
 
 @pytest.mark.usefixtures("auto")
@@ -169,13 +169,13 @@ def test_derivatives(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         return (native**3 + jnp.sin(asked) ** 2).sum()
 
     if late:
-        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        refuse_late(monkeypatch)
     found = purlin.explain(sharded(jax.grad(loss), mesh(4)), X)
     native = [r for r in found if r.site == line(loss, "native =")]
     asked = [r for r in found if r.site == line(loss, "asked =")]
     assert sorted(r.op for r in native) == sorted(r.op for r in asked)
     assert sorted(r.op for r in native) == ["all_gather", "reduce_scatter"]
-    reason = "the CPU devices belong to several processes" if late else ""
+    reason = LATE_REASON if late else ""
     assert {(r.by, r.reason) for r in native} == {("jax.lax" if late else "purlin", reason)}
     assert {(r.by, r.reason) for r in asked} == {("jax.lax", "asked for: backend='lax'")}
 

@@ -10,7 +10,17 @@ import pytest
 import purlin_jax as purlin
 from purlin_jax import _native
 from purlin_jax.backend import refusal
-from tests.harness import Fn, P, assert_same_bits, mesh, random_array, run_counted, sharded
+from tests.harness import (
+    LATE_REASON,
+    Fn,
+    P,
+    assert_same_bits,
+    mesh,
+    random_array,
+    refuse_late,
+    run_counted,
+    sharded,
+)
 
 X = random_array("float32", (16, 8))
 EACH_OP = pytest.mark.parametrize("op", ("all_to_all", "all_reduce"))
@@ -55,25 +65,25 @@ def test_keys_are_not_plain_data() -> None:
 
 @pytest.mark.parametrize("check_vma", (True, False))
 @EACH_OP
-def test_several_processes_go_to_jax_lax(
+def test_what_lowering_refuses_goes_to_jax_lax(
     op: str, check_vma: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The only reason that is known no earlier than in lowering.
     expected = run_counted(
         sharded(_call(op, backend="lax"), mesh(4), check_vma=check_vma), X, op=op, calls=0
     )
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(purlin.FallbackError, match="CPU devices belong to several processes"):
+    refuse_late(monkeypatch)
+    with pytest.raises(purlin.FallbackError, match=LATE_REASON):
         sharded(_call(op), mesh(4), check_vma=check_vma)(X)
     monkeypatch.delenv("PURLIN_FALLBACK")
-    with pytest.raises(purlin.FallbackError, match="several processes"):
+    with pytest.raises(purlin.FallbackError, match=LATE_REASON):
         sharded(_call(op, backend="purlin"), mesh(4), check_vma=check_vma)(X)
     auto = sharded(_call(op), mesh(4), check_vma=check_vma)
     assert_same_bits(run_counted(auto, X, op=op, calls=0), expected)
 
 
-def test_several_processes_with_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+def test_what_lowering_refuses_with_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_late(monkeypatch)
     monkeypatch.delenv("PURLIN_FALLBACK")
     groups = [[0, 3], [2, 1]]
 

@@ -7,4 +7,7 @@ namespace purlin::xla_ffi {
 
 Target cpu_target();
 
+// A program that uses several processes is being lowered: its calls are counted anew.
+void begin_program();
+
 }  // namespace purlin::xla_ffi

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "domain/counters.h"
+#include "domain/shm/domain.h"
 #include "domain/threads/room.h"
 #include "layout/derive.h"
 #include "layout/dtypes.h"
@@ -87,6 +88,17 @@ NB_MODULE(_native, m) {
       "{(op, regime): number of ranks that ran it} since the start.");
   m.def("set_limits", &threads::set_limits, nb::arg("slow_s"), nb::arg("budget_s"));
   m.def("last_report", &threads::last_report);
+  m.def("begin_program", &xla_ffi::begin_program);
+  m.def(
+      "join",
+      [](int process, int count, const std::string& name, const std::string& token,
+         int64_t arena_bytes) {
+        shm::Domain::start(process, count, name, token, arena_bytes);
+        threads::set_process(process);
+      },
+      nb::arg("process"), nb::arg("count"), nb::arg("name"), nb::arg("token"),
+      nb::arg("arena_bytes"), nb::call_guard<nb::gil_scoped_release>(),
+      "Share memory with the other processes of this host; process 0 first.");
   m.def(
       "result_shape",
       [](const std::string& op, const std::vector<int64_t>& shape, int world, int split, int concat,

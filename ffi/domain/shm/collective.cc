@@ -53,8 +53,8 @@ void run(const Site& site, const Identity& identity, std::shared_ptr<threads::Me
   call.arrival = arrival;
   call.running = std::make_shared<Running>(*domain, arrival.process_of_rank);
   call.fail = [meeting](const std::string& why) { threads::complete(meeting, why); };
-  call.go = [domain, meeting, running = call.running, key = arrival.key,
-             what = arrival.what, site = &site](char* windows) {
+  call.go = [domain, meeting, running = call.running, key = arrival.key, what = arrival.what,
+             site = &site](char* windows) {
     threads::run_shared(*site, meeting, windows, running,
                         [domain, key, what](const std::string& error) {
                           domain->finish(key, error.empty() ? "" : what + ": " + error);

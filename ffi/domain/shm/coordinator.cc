@@ -32,8 +32,7 @@ std::string Coordinator::missing(const Open& open) {
   return text;
 }
 
-std::string Coordinator::describe(const Open& open, const char* what,
-                                  Clock::time_point now) const {
+std::string Coordinator::describe(const Open& open, const char* what, Clock::time_point now) const {
   const double seconds = std::chrono::duration<double>(now - open.since).count();
   return std::string(what) + ": " + open.first.what + ": a group of " +
          std::to_string(open.first.process_of_rank.size()) + " ranks waits for " + missing(open) +
@@ -52,8 +51,7 @@ void Coordinator::fail_locked(const std::string& key, const Open& open, const st
 int64_t Coordinator::windows_locked(const Arrival& arrival) {
   const auto found = windows_.find(arrival.partition);
   if (found != windows_.end()) return found->second;
-  const int64_t bytes =
-      arrival.window_bytes * static_cast<int64_t>(arrival.process_of_rank.size());
+  const int64_t bytes = arrival.window_bytes * static_cast<int64_t>(arrival.process_of_rank.size());
   if (bytes > arena_ - used_) return -1;
   used_ += bytes;
   return windows_[arrival.partition] = used_ - bytes;
@@ -98,8 +96,7 @@ void Coordinator::arrive(Arrival arrival) {
   for (int each : open.arrived) tell_(each, Order::kGo, key, offset, "");
   // What goes is kept until the next one of its partition, to know whom a failure concerns.
   for (auto other = open_.begin(); other != open_.end();)
-    if (other != at && other->second.going &&
-        other->second.first.partition == open.first.partition)
+    if (other != at && other->second.going && other->second.first.partition == open.first.partition)
       other = open_.erase(other);
     else
       ++other;

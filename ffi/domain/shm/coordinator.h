@@ -19,11 +19,11 @@ namespace purlin::shm {
 // "All ranks of this process have arrived."
 struct Arrival {
   int process = 0;
-  std::string key;        // of the collective, the same in all processes
-  std::string arguments;  // shapes, types and so on, which must be the same in all processes
-  std::string what;       // op and call site, for reports
-  std::string partition;  // which windows it uses
-  int64_t window_bytes = 0;          // of one rank
+  std::string key;           // of the collective, the same in all processes
+  std::string arguments;     // shapes, types and so on, which must be the same in all processes
+  std::string what;          // op and call site, for reports
+  std::string partition;     // which windows it uses
+  int64_t window_bytes = 0;  // of one rank
   std::vector<int> process_of_rank;  // of the ranks of its group
   double slow_s = 60, budget_s = 1800;
 };

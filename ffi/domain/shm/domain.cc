@@ -41,8 +41,7 @@ Arrival unpack(Message& message, int process) {
 }
 
 char* map_arena(int fd, int64_t bytes) {
-  void* at =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (at == MAP_FAILED)
     throw std::runtime_error(std::string("cannot map shared memory: ") + std::strerror(errno));
   return static_cast<char*>(at);

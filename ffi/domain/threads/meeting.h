@@ -45,9 +45,9 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans, const Count
 // calling thread helps, and never waits.
 void run(const Site& site, std::shared_ptr<Meeting> meeting);
 
-// The same for ranks of several processes, which share windows of kCapacity from `windows` on. Calls
-// start in the order in which this is called, and call `after`, with an error or an empty text,
-// before they complete their promises.
+// The same for ranks of several processes, which share windows of kCapacity from `windows` on.
+// Calls start in the order in which this is called, and call `after`, with an error or an empty
+// text, before they complete their promises.
 void run_shared(const Site& site, std::shared_ptr<Meeting> meeting, char* windows,
                 std::shared_ptr<const Peers> peers, Done after);
 

@@ -113,8 +113,7 @@ std::shared_ptr<Meeting> Room::arrive(int64_t run, int position, const std::vect
 }
 
 bool Room::is_local(int group, int rank) const {
-  return site_.processes.empty() ||
-         site_.process_of(group * site_.world + rank) == own_process();
+  return site_.processes.empty() || site_.process_of(group * site_.world + rank) == own_process();
 }
 
 int Room::local_ranks(int group) const {

@@ -52,7 +52,7 @@ class Room {
   int local_ranks(int group) const;
 
   std::map<Key, int64_t> met_;  // of recent runs, where other processes take part
-  std::set<Key> given_up_;  // for ranks that come late; empty unless something went wrong
+  std::set<Key> given_up_;      // for ranks that come late; empty unless something went wrong
 };
 
 // Prints a report and keeps it as the last one.
