@@ -14,7 +14,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 import purlin_jax as purlin
-from purlin_jax import _compat, _native, bench, domain, measure, plots, selftest, tune
+from purlin_jax import (
+    _compat,
+    _native,
+    bench,
+    domain,
+    measure,
+    plots,
+    selftest,
+    together,
+    tune,
+)
 from purlin_jax.policy import REGIMES, Policy, is_own, table, table_file
 
 
@@ -62,7 +72,14 @@ def status(args: argparse.Namespace) -> int:
 
 def run_selftest(args: argparse.Namespace) -> int:
     """Every op in every regime, compared with jax.lax and timed beside it."""
+    if args.processes > 1:
+        return together.run(args.processes, args.devices or 8)
+    if args.member:
+        together.join(args.member)
+        args.devices = None
     rows = selftest.run(_mesh(args))
+    if jax.process_index() > 0:
+        return int(any(not r["passed"] for r in rows))
     print(f"{'op':15}{'regime':23}{'dtype':9}{'items':>6}{'us':>10}{'times lax':>11}")
     for r in rows:
         verdict = "PASS" if r["passed"] else f"FAIL: {r['why']}"
@@ -142,6 +159,8 @@ def main() -> int:
     p.set_defaults(run=status)
     p = commands.add_parser("selftest", parents=[common], help="compare with jax.lax")
     p.set_defaults(run=run_selftest)
+    p.add_argument("--processes", type=int, default=1, help="that share the CPU devices")
+    p.add_argument("--member", help=argparse.SUPPRESS)
     p = commands.add_parser("bench", parents=[common], help="time inside jit, and alone")
     p.set_defaults(run=run_bench)
     p.add_argument("--ops", default=",".join(bench.OPS))

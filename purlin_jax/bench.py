@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import purlin_jax as purlin
 from purlin_jax import domain
-from purlin_jax.measure import Sampler, interleaved, pipelined, require_collectives, spread
+from purlin_jax.measure import Sampler, interleaved, pipelined, put, require_collectives, spread
 from purlin_jax.policy import Choice, Policy, Traffic, choose
 
 STEP = "x <- op(x) * w, 200 dependent steps a program, 10 in flight (20 and 2 for large)"
@@ -96,9 +96,9 @@ def prepare(op: str, impl: str, nbytes: int, setup: Setup) -> Sampler:
     items = max(world, local // np.dtype(setup.dtype).itemsize // world * world)
     sharding = NamedSharding(mesh, PartitionSpec("i"))
     values = np.random.default_rng(0).random(world * items).astype(setup.dtype)
-    start = jax.device_put(values, sharding)
+    start = put(values, sharding)
     scale = 1 / world if op in _REDUCES else 1.0
-    w = jax.device_put(np.full(world, scale, setup.dtype), sharding)
+    w = put(np.full(world, scale, setup.dtype), sharding)
     with purlin.policy(setup.policy.regime, blocks=setup.policy.blocks):
         # As the state of a training step is. Without it arrays change places, and XLA records its
         # command buffers again in the middle of the measurement.

@@ -28,12 +28,24 @@ class EmptiedError(RuntimeError):
 
 def devices(platform: str | None = None, count: int | None = None) -> list[jax.Device]:
     """The devices asked for, by default all that JAX prefers; on the CPU 8 virtual ones."""
-    jax.config.update("jax_num_cpu_devices", count or 8)
+    if not jax.distributed.is_initialized():  # whoever did that has said how many there are
+        jax.config.update("jax_num_cpu_devices", count or 8)
     found = jax.devices(platform)
     wanted = count or len(found)
     if wanted > len(found):
         raise SystemExit(f"{wanted} devices were asked for, and {len(found)} are there")
     return found[:wanted]
+
+
+def put(values: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """An array on the devices of all processes, which have the same `values`."""
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+def held(x: jax.Array) -> np.ndarray:
+    """What the devices of this process hold of `x`, along its first axis."""
+    shards = sorted(x.addressable_shards, key=lambda s: s.index[0].start or 0)
+    return np.concatenate([np.asarray(s.data) for s in shards])
 
 
 def require_collectives(

@@ -115,7 +115,7 @@ def test_a_newer_gpu_reads_the_table_of_an_older_one(own: Path) -> None:
     (own / "sm_90.json").write_text(json.dumps(TABLE))
     (own / "sm_copy.json").write_text("not read")
     assert table("sm_95") == table("sm_90") == TABLE
-    newest = max((a for a in ARCHS if a != "cpu"), key=lambda a: int(a[3:]))
+    newest = max((a for a in ARCHS if a.startswith("sm_")), key=lambda a: int(a[3:]))
     assert table("sm_999")["arch"] == newest
 
 
