@@ -144,16 +144,37 @@ def _no_processes(mesh: Any, exported: bool) -> str | None:
         return None
     if exported or not isinstance(mesh, jax.sharding.Mesh):
         return "the mesh is abstract, so the processes of its devices are not known"
-    own = jax.process_index()
-    return None if {d.process_index for d in mesh.devices.flat} == {own} else processes.join()
+    if _compat.key_value_store() is None:
+        return "jax.distributed has not been initialised"
+    return None
 
 
 def processes_of(platform: str, mesh: Any) -> list[int]:
-    """The process of each logical device; empty if all are of this one, and on GPUs."""
-    if platform != "cpu" or jax.process_count() == 1:
+    """The process of each logical device; empty if all are of this one, and on GPUs.
+
+    Processes are counted on each host.
+    """
+    if not _spans_processes(platform, mesh):
         return []
-    found = [d.process_index for d in mesh.devices.flat]
-    return [] if set(found) == {jax.process_index()} else found
+    numbers = processes.on_their_hosts()
+    return [numbers[d.process_index] for d in mesh.devices.flat]
+
+
+def hosts_of(platform: str, mesh: Any) -> np.ndarray | None:
+    """The host of each device, shaped like the mesh; None if they are all on one."""
+    if not _spans_processes(platform, mesh):
+        return None
+    found = processes.hosts()
+    numbers = np.array([found[d.process_index] for d in mesh.devices.flat])
+    return None if len(set(numbers)) == 1 else numbers.reshape(mesh.devices.shape)
+
+
+def _spans_processes(platform: str, mesh: Any) -> bool:
+    return (
+        platform == "cpu"
+        and jax.process_count() > 1
+        and {d.process_index for d in mesh.devices.flat} != {jax.process_index()}
+    )
 
 
 def no_window(platform: str, mesh: Any, partition: np.ndarray) -> str | None:

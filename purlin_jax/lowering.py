@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 
-from purlin_jax import _native, domain, groups
+from purlin_jax import _native, domain, groups, hosts
 from purlin_jax._compat import (
     PARTITION_ID,
     Primitive,
@@ -43,6 +43,21 @@ def _lower_to_lax(reason: str) -> Any:
     return rule
 
 
+def _over_hosts(
+    ctx: Any, operands: Sequence[Any], params: Params | CountedParams, placed: np.ndarray
+) -> Any:
+    """A collective whose groups leave their hosts."""
+    parts = hosts.split(mesh_of(ctx), params.axes, placed)
+    if isinstance(params, CountedParams) or params.groups is not None:
+        reason = "a group leaves its host"
+    elif parts is None or not parts.inner:
+        reason = f"axes {params.axes} lead to other hosts"
+    else:
+        rule = mlir.lower_fun(lambda *xs: hosts.composed(params, parts, xs), multiple_results=True)
+        return rule(ctx, *operands)
+    return _lower_to_lax(reason)(ctx, *operands, params=params)
+
+
 def _lax_form(params: Params | CountedParams, operands: Sequence[Any]) -> list[Any]:
     if isinstance(params, CountedParams):
         return counted_equivalent(params, operands)
@@ -70,6 +85,9 @@ def _lower(platform: str) -> Any:
             reason = f"counts are not split over automatic axes {automatic_axes(ctx)}"
         if reason is None:
             partition = groups.partition(mesh, params.axes, params.groups)
+            placed = domain.hosts_of(platform, mesh)
+            if placed is not None and not hosts.keeps_to_them(placed, partition):
+                return _over_hosts(ctx, operands, params, placed)
             reason = domain.no_window(platform, mesh, partition)
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)

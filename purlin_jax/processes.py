@@ -1,4 +1,4 @@
-"""Joins the processes of one host whose CPU devices share a mesh, over jax.distributed."""
+"""Joins the processes of each host, whose CPU devices share a mesh, over jax.distributed."""
 
 from __future__ import annotations
 
@@ -17,46 +17,50 @@ _PREFIX = "purlin/shm"
 
 
 @cache
-def join() -> str | None:
-    """Share memory with all other processes of the job; once. Why that cannot be, or None.
+def hosts() -> list[int]:
+    """The host of each process of the job, by its first process.
 
-    All processes come to the same answer. Waits for each of them for PURLIN_JOIN_S (300) seconds.
+    Shares memory with the processes of the own host, once. Waits for each process of the job for
+    PURLIN_JOIN_S (300) seconds.
 
     Raises:
       RuntimeError: a process does not come; the message names it.
     """
     store = _compat.key_value_store()
     if store is None:
-        return "jax.distributed has not been initialised"
+        raise RuntimeError("purlin: several processes need jax.distributed.initialize")
     own, count = jax.process_index(), jax.process_count()
-    me: dict[str, Any] = {"host": _host(), "user": os.getuid()}
-    if own == 0:
-        token = secrets.token_hex(16)
-        me |= {"name": f"purlin-{os.getpid()}-{secrets.token_hex(8)}", "token": token}
-    # Process 0 listens before anybody reads where.
-    if own == 0:
-        _start(own, count, me)
+    me: dict[str, Any] = {
+        "host": _host(),
+        "name": f"purlin-{os.getpid()}-{secrets.token_hex(8)}",
+        "token": secrets.token_hex(16),
+    }
     store.key_value_set(f"{_PREFIX}/{own}", json.dumps(me))
-    everybody = [_read(store, process) for process in range(count)]
-    for process, other in enumerate(everybody):
-        if other["host"] != everybody[0]["host"]:
-            return f"processes 0 and {process} run on different hosts"
-        if other["user"] != everybody[0]["user"]:
-            return f"processes 0 and {process} belong to different users"
-    if own != 0:
-        _start(own, count, everybody[0])
-    return None
+    everybody = [_read(store, process, "") for process in range(count)]
+    names = [other["host"] for other in everybody]
+    found = [names.index(name) for name in names]
+    here = [p for p in range(count) if found[p] == found[own]]
+    if len(here) > 1:
+        leader = everybody[here[0]]
+        if own != here[0]:  # who leads listens before others connect
+            _read(store, here[0], "/listens")
+        megabytes = int(os.environ.get("PURLIN_SHM_MIB", "65536"))  # of addresses
+        _native.join(here.index(own), len(here), leader["name"], leader["token"], megabytes << 20)
+        if own == here[0]:
+            store.key_value_set(f"{_PREFIX}/{own}/listens", "{}")
+    return found
 
 
-def _start(own: int, count: int, leader: dict[str, Any]) -> None:
-    megabytes = int(os.environ.get("PURLIN_SHM_MIB", "65536"))  # of addresses; used as touched
-    _native.join(own, count, leader["name"], leader["token"], megabytes << 20)
+def on_their_hosts() -> list[int]:
+    """Each process's number among those of its host."""
+    found = hosts()
+    return [found[:process].count(host) for process, host in enumerate(found)]
 
 
-def _read(store: Any, process: int) -> dict[str, Any]:
+def _read(store: Any, process: int, what: str) -> dict[str, Any]:
     seconds = float(os.environ.get("PURLIN_JOIN_S", "300"))
     try:
-        found = store.blocking_key_value_get(f"{_PREFIX}/{process}", int(seconds * 1000))
+        found = store.blocking_key_value_get(f"{_PREFIX}/{process}{what}", int(seconds * 1000))
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
             f"purlin: process {process} did not come within {seconds:g} s; all processes must run "
@@ -66,11 +70,14 @@ def _read(store: Any, process: int) -> dict[str, Any]:
 
 
 def _host() -> str:
-    """What processes have in common that can share memory: the boot, and the network namespace.
+    """What processes have in common that can share memory: boot, network namespace, user.
 
     Abstract sockets belong to a network namespace, so containers may share a host and not meet.
+    PURLIN_HOST takes its place, for tests of several hosts on one.
     """
+    if given := os.environ.get("PURLIN_HOST"):
+        return given
     boot = Path("/proc/sys/kernel/random/boot_id")
     identity = boot.read_text().strip() if boot.exists() else os.uname().nodename
     space = Path("/proc/self/ns/net")
-    return f"{identity} {os.readlink(space) if space.exists() else ''}"
+    return f"{identity} {os.readlink(space) if space.exists() else ''} {os.getuid()}"
