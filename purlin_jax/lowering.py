@@ -232,6 +232,7 @@ def _attributes(
         "threads": np.int64(choice.threads),
         "depth": np.int64(choice.depth),
         "staging_bytes": np.int64(choice.staging_bytes),
+        "packet_bytes": np.int64(choice.packet_bytes),
         "world": np.int64(params.world),
         "processes": np.asarray(processes, np.int64),
         "ordinal": np.int64(_ordinal(ctx) if processes else 0),

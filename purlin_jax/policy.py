@@ -93,6 +93,7 @@ class Choice:
     threads: int
     depth: int
     staging_bytes: int
+    packet_bytes: int = 0  # of a counted stream that travels in packets, at most
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> 
         forced.threads or band["threads"],
         forced.depth or band.get("depth", 0),
         forced.staging_bytes,
+        band.get("packet_bytes", 0),
     )
 
 

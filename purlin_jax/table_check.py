@@ -65,7 +65,7 @@ def _check_row(where: str, row: Any, regimes: Sequence[str]) -> None:
     limits = []
     for i, band in enumerate(row["bands"], 1):
         here = f"{where}, band {i}"
-        _fields(here, band, _BAND, {"atom": str, "depth": int})
+        _fields(here, band, _BAND, {"atom": str, "depth": int, "packet_bytes": int})
         _known(here, "regime", band["regime"], regimes)
         _known(here, "Atom", band.get("atom", ATOMS[0]), ATOMS)
         for name in LIMITS:

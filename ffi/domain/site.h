@@ -26,11 +26,12 @@ struct Site {
   int64_t ordinal = 0;                 // of the call in its program
   std::vector<int64_t> split, concat;  // of each operand
   // Of collectives whose counts are data: what else the call brings, and what it wants.
-  bool expects = false;  // the rows that come from each peer
-  bool placed = false;   // the first rows of what goes to each peer, on both sides
-  bool keeps = false;    // arrays of which the results keep what nobody overwrites
-  int64_t most = -1;     // rows that one rank sends another, at most; -1: all that it has
-  bool fill = false;     // zeros where nobody writes
+  bool expects = false;      // the rows that come from each peer
+  bool placed = false;       // the first rows of what goes to each peer, on both sides
+  bool keeps = false;        // arrays of which the results keep what nobody overwrites
+  int64_t packet_bytes = 0;  // of a stream that travels in packets, at most
+  int64_t most = -1;         // rows that one rank sends another, at most; -1: all that it has
+  bool fill = false;         // zeros where nobody writes
   uint64_t tag = 0;
   std::string text;      // where the user wrote the call
   std::string operands;  // their types, for reports

@@ -30,6 +30,7 @@ struct Call {
   int32_t depth = 0;         // stages of the Atom's ring; 0: as many as it has
   int32_t fold = 0;          // number of a reduction whose types are known as it runs
   int32_t item_bytes = 1;    // of its elements
+  int64_t packet_bytes = 0;  // of a counted stream that travels in packets, at most
   Counted counted;           // of collectives whose counts are data
 
   PURLIN_HD Control& control() const { return window[rank].control(); }

@@ -52,15 +52,23 @@ PURLIN_RANK void await_peers(Block& block, const Call<Packet>& call, uint64_t ep
   block.sync();
 }
 
-// The exit rendezvous: no rank goes on while a peer may still read or write its arrays.
-template <class Block, class Packet>
-PURLIN_RANK void part(Block& block, const Call<Packet>& call, uint64_t epoch) {
+// The exit rendezvous: no rank goes on while a peer may still read or write its arrays. This rank
+// has used those of the peers for which used(p), and those for which lent(p) have used its own.
+template <class Block, class Packet, class Used, class Lent>
+PURLIN_RANK void part(Block& block, const Call<Packet>& call, uint64_t epoch, Used used,
+                      Lent lent) {
   const int c = block.index();
   block.sync();
   for (int p = block.thread(); p < call.world; p += block.threads())
-    if (p != call.rank) block.signal(&call.window[p].control().done[c][call.rank], epoch);
+    if (p != call.rank && used(p))
+      block.signal(&call.window[p].control().done[c][call.rank], epoch);
   for (int p = block.thread(); p < call.world; p += block.threads())
-    if (p != call.rank) block.await(&call.control().done[c][p], epoch, {Phase::kLeave, p});
+    if (p != call.rank && lent(p))
+      block.await(&call.control().done[c][p], epoch, {Phase::kLeave, p});
+}
+template <class Block, class Packet>
+PURLIN_RANK void part(Block& block, const Call<Packet>& call, uint64_t epoch) {
+  part(block, call, epoch, [](int) { return true; }, [](int) { return true; });
 }
 
 }  // namespace purlin

@@ -12,6 +12,13 @@
 
 namespace purlin {
 
+// Of a counted stream: what fits a row of packets, wherever operands end.
+template <class Atom>
+int64_t most_packet_bytes(const Capacity& capacity) {
+  return static_cast<int64_t>(capacity.packets - kMaxOperands) *
+         static_cast<int64_t>(sizeof(typename Atom::Word));
+}
+
 inline std::string too_many(Regime regime, int64_t given, int64_t capacity, const char* unit,
                             int64_t bytes) {
   return std::string("the ") + kRegimeNames[static_cast<int>(regime)] + " regime holds " +

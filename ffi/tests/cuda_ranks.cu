@@ -89,6 +89,7 @@ class Ranks {
       call.operands = job.operands;
       call.tag = n % 7 + 1;
       call.capacity = kCapacity;
+      call.packet_bytes = job.packet_bytes;
       call.staging_used = job.staging > 0 ? job.staging : kCapacity.staging_half;
       call.depth = n % 9;
       call.item_bytes = static_cast<int>(item_bytes(job));

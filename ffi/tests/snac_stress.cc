@@ -151,6 +151,7 @@ class Stress {
     call.operands = job.operands;
     call.tag = n % 7 + 1;
     call.capacity = kCapacity;
+    call.packet_bytes = job.packet_bytes;
     call.staging_used = job.staging > 0 ? job.staging : kCapacity.staging_half;
     for (int o = 0; o < job.operands; ++o) {
       Rank& rank = ranks_[r];

@@ -45,7 +45,8 @@ struct Job {
   bool in_place;
   int operands;
   Shape shape[kMaxOperands];
-  RowCounts counts;  // of collectives whose counts are data
+  int packet_bytes = 0;  // of a stream that travels in packets
+  RowCounts counts;      // of collectives whose counts are data
 
   const Collective& collective() const { return kCollectives[row]; }
   // Group and rank in it of one of `all` ranks.
@@ -89,6 +90,7 @@ inline Job choose(uint64_t seed, int ranks, int blocks, bool lines) {
                         : job.blocks * static_cast<int>(kShareUnit) *
                               (job.operands * job.world * (1 + pick(2)) + 1 + pick(4));
   if (row.counted) job.counts = choose_counts(row, job.world, pick);
+  job.packet_bytes = pick(2) ? 0 : pick(2000);
   for (int o = 0; o < job.operands; ++o) {
     Shape& shape = job.shape[o];
     if (row.counted) {

@@ -75,6 +75,8 @@ CudaSite::Ready prepare(const Site& site, int ordinal) {
   domain.attach(partition, site.world, group, ready.call);
   const int64_t half = ready.call.capacity.staging_half;
   ready.call.staging_used = site.staging_bytes > 0 ? std::min(site.staging_bytes, half) : half;
+  ready.call.packet_bytes =
+      std::min(site.packet_bytes, most_packet_bytes<CudaForms>(ready.call.capacity));
   ready.max_blocks = domain.max_blocks();
   const peer::Device& device = domain.device(ordinal);
   ready.watch = {device.device_report, device.limits,

@@ -64,6 +64,7 @@ inline Site read_site(const ffi::Dictionary& all) {
   site.expects = number(all, "expects", 0, 1) != 0;
   site.placed = number(all, "placed", 0, 1) != 0;
   site.keeps = number(all, "keeps", 0, 1) != 0;
+  site.packet_bytes = attribute<int64_t>(all, "packet_bytes");
   site.most = attribute<int64_t>(all, "most");
   site.fill = number(all, "fill", 0, 1) != 0;
   site.tag = static_cast<uint64_t>(attribute<int64_t>(all, "tag"));

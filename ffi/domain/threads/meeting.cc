@@ -179,8 +179,8 @@ void run_meet(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
       block.set_streams(work->large);
       const int64_t r = i / work->blocks;
       if (!meeting->counts.empty())
-        consume_counted<CpuAtom>(block, work->calls[r], consumer, meeting->counts[r],
-                                 work->from[r].address);
+        meet_counted<CpuAtom>(block, work->calls[r], consumer, meeting->counts[r],
+                              work->from[r].address);
       else if (work->once)
         meet_once<CpuAtom>(block, work->calls[0], consumer, work->from[0].address, work->results);
       else
@@ -233,6 +233,7 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
       rank->call.window[q] = {gang.windows + q * window_bytes(world)};
     rank->call.capacity = kCapacity;
     rank->call.staging_used = staging_of(site);
+    rank->call.packet_bytes = std::min(site.packet_bytes, most_packet_bytes<CpuAtom>(kCapacity));
     for (int b = 0; b < blocks; ++b) {
       rank->shared.emplace_back(1, r, gang.peers.get());
       tasks.push_back([=, peers = gang.peers, regime = site.regime] {
