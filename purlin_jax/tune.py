@@ -6,7 +6,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, fields, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,8 @@ class Track:
 
 def forced(choice: Choice) -> Policy:
     """The policy that takes exactly this choice."""
-    return Policy(**asdict(choice))
+    knobs = asdict(choice)
+    return Policy(**{f.name: knobs[f.name] for f in fields(Policy)})
 
 
 def _filled(op: str, nbytes: int, mesh: Mesh) -> jax.Array:
