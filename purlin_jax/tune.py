@@ -6,7 +6,7 @@ import datetime
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
