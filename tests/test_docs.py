@@ -39,7 +39,14 @@ def program(page: str) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize(
     "page",
-    ("README.md", "docs/quickstart.md", "docs/drop_in.md", "docs/moe.md", "docs/policies.md"),
+    (
+        "README.md",
+        "docs/quickstart.md",
+        "docs/drop_in.md",
+        "docs/moe.md",
+        "docs/policies.md",
+        "docs/varlen.md",
+    ),
 )
 def test_the_python_of_a_page(page: str, tmp_path: Path) -> None:
     code, printed = program(page)
