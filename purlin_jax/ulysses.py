@@ -140,7 +140,7 @@ def ulysses_attention(
         if replicated:
             o_text = plan.narrow_queries(all_heads(o_text, axis_name, heads, backend), heads)
             return exchange.gather(o)[0], o_text
-        return exchange.gather(o, o_text)
+        return tuple(exchange.gather(o, o_text))
 
 
 def _default_attention(
