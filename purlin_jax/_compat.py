@@ -154,11 +154,6 @@ def ordinal(ctx: Any) -> int:
     return int(ctx.module_context.new_channel())
 
 
-def module(ctx: Any) -> Any:
-    """The module being lowered."""
-    return ctx.module_context.module
-
-
 def for_export(ctx: Any) -> bool:
     """Whether the program being lowered is for jax.export, to run on devices not known yet."""
     return bool(ctx.module_context.lowering_parameters.for_export)

@@ -29,14 +29,7 @@ def join() -> str | None:
     if store is None:
         return "jax.distributed has not been initialised"
     own, count = jax.process_index(), jax.process_count()
-    me: dict[str, Any] = {"host": _host(), "user": os.getuid()}
-    if own == 0:
-        token = secrets.token_hex(16)
-        me |= {"name": f"purlin-{os.getpid()}-{secrets.token_hex(8)}", "token": token}
-    # Process 0 listens before anybody reads where.
-    if own == 0:
-        _start(own, count, me)
-    store.key_value_set(f"{_PREFIX}/{own}", json.dumps(me))
+    _announce(store, own, count)
     everybody = [_read(store, process) for process in range(count)]
     for process, other in enumerate(everybody):
         if other["host"] != everybody[0]["host"]:
@@ -46,6 +39,18 @@ def join() -> str | None:
     if own != 0:
         _start(own, count, everybody[0])
     return None
+
+
+@cache
+def _announce(store: Any, own: int, count: int) -> None:
+    """Tell the others that this process is here; once, also where one tries again to join."""
+    me: dict[str, Any] = {"host": _host(), "user": os.getuid()}
+    if own == 0:
+        token = secrets.token_hex(16)
+        me |= {"name": f"purlin-{os.getpid()}-{secrets.token_hex(8)}", "token": token}
+        # Process 0 listens before anybody reads where.
+        _start(own, count, me)
+    store.key_value_set(f"{_PREFIX}/{own}", json.dumps(me))
 
 
 def _start(own: int, count: int, leader: dict[str, Any]) -> None:

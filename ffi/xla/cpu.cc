@@ -29,9 +29,10 @@ class Instances {
     static Instances all;
     return all;
   }
-  void begin_program() {
+  // A program is about to hold a call with these attributes.
+  void begin(int64_t ordinal, const std::string& text, uint64_t tag) {
     std::lock_guard lock(mutex_);
-    count_.clear();
+    count_[{ordinal, text, tag}] = 0;
   }
   int64_t next(const Site& site) {
     if (site.processes.empty()) return 0;
@@ -110,7 +111,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_execute, execute,
 
 }  // namespace
 
-void begin_program() { Instances::instance().begin_program(); }
+void begin_call(int64_t ordinal, const std::string& text, uint64_t tag) {
+  Instances::instance().begin(ordinal, text, tag);
+}
 
 Target cpu_target() {
   return {reinterpret_cast<void*>(purlin_cpu_instantiate),
