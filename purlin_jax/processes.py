@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import jax
 from purlin_jax import _compat, _native
 
 _PREFIX = "purlin/shm"
+_lock = threading.Lock()  # programs may be lowered by several threads
 
 
-@cache
 def join() -> str | None:
     """Share memory with all other processes of the job; once. Why that cannot be, or None.
 
@@ -25,6 +26,12 @@ def join() -> str | None:
     Raises:
       RuntimeError: a process does not come; the message names it.
     """
+    with _lock:
+        return _join()
+
+
+@cache
+def _join() -> str | None:
     store = _compat.key_value_store()
     if store is None:
         return "jax.distributed has not been initialised"

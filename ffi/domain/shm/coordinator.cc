@@ -40,21 +40,24 @@ std::string Coordinator::describe(const Open& open, const char* what, Clock::tim
          "Look at what its host thread does, or raise PURLIN_TIMEOUT_S";
 }
 
-// Whom the others wait for may wait for them, at the same call site of another program.
+// Whom the others wait for may wait for them, at the same call site of another program. Or null.
+const Coordinator::Open* Coordinator::rival(const Open& open) const {
+  for (const auto& [_, other] : open_)
+    if (other.first.what == open.first.what && other.first.partition == open.first.partition &&
+        open.arrived.count(other.first.process) == 0)
+      return &other;
+  return nullptr;
+}
+
 std::string Coordinator::disagreement(const Open& open) const {
-  for (const auto& [_, other] : open_) {
-    if (other.first.what != open.first.what || other.first.partition != open.first.partition)
-      continue;
-    const int process = other.first.process;
-    if (open.arrived.count(process) != 0) continue;
-    const bool alike = other.first.arguments == open.first.arguments;
-    return "The ranks disagree: process " + std::to_string(open.first.process) + " runs it with " +
-           open.first.arguments + ", and process " + std::to_string(process) +
-           (alike ? " with the same in another program or another run of it"
-                  : " with " + other.first.arguments) +
-           "; all must run the same programs, equally often. ";
-  }
-  return "";
+  const Open* other = rival(open);
+  if (other == nullptr) return "";
+  const bool alike = other->first.arguments == open.first.arguments;
+  return "The ranks disagree: process " + std::to_string(open.first.process) + " runs it with " +
+         open.first.arguments + ", and process " + std::to_string(other->first.process) +
+         (alike ? " with the same in another program or another run of it"
+                : " with " + other->first.arguments) +
+         "; all must run the same programs in the same order. ";
 }
 
 // Nothing of the program's run will end well: some devices have left it.
@@ -157,11 +160,16 @@ void Coordinator::ended(int process) {
 void Coordinator::look(Clock::time_point now) {
   std::lock_guard lock(mutex_);
   std::map<std::string, std::string> late;
+  const auto give_up = [&](const Open& open) {
+    late[open.first.key] = describe(open, "gave up", now);
+  };
   for (auto& [key, open] : open_) {
     const double seconds = std::chrono::duration<double>(now - open.since).count();
-    if (open.first.budget_s > 0 && seconds > open.first.budget_s)
-      late[key] = describe(open, "gave up", now);
-    else if (seconds > open.first.slow_s && !std::exchange(open.reported, true))
+    if (open.first.budget_s > 0 && seconds > open.first.budget_s) {
+      give_up(open);
+      if (const Open* other = rival(open); other != nullptr) give_up(*other);
+    }
+    if (seconds > open.first.slow_s && !std::exchange(open.reported, true))
       for (int process : open.arrived)
         tell_(process, Order::kReport, key, 0, describe(open, "slow", now));
   }

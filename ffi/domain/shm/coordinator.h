@@ -73,6 +73,7 @@ class Coordinator {
   static std::set<int> needed(const Arrival& arrival);
   static std::string missing(const Open& open);
   std::string describe(const Open& open, const char* what, Clock::time_point now) const;
+  const Open* rival(const Open& open) const;
   std::string disagreement(const Open& open) const;
   void fail_locked(const std::string& key, const std::string& why);
   void end_run_locked(int64_t run, const std::string& why);
