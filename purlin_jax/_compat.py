@@ -154,6 +154,11 @@ def ordinal(ctx: Any) -> int:
     return int(ctx.module_context.new_channel())
 
 
+def caches_programs() -> bool:
+    """Whether JAX takes programs out of a cache on disk, where other processes may find others."""
+    return _config.compilation_cache_dir.value is not None
+
+
 def for_export(ctx: Any) -> bool:
     """Whether the program being lowered is for jax.export, to run on devices not known yet."""
     return bool(ctx.module_context.lowering_parameters.for_export)

@@ -17,6 +17,7 @@ from purlin_jax._compat import (
     Primitive,
     ShapedArray,
     automatic_axes,
+    caches_programs,
     for_export,
     mesh_of,
     mlir,
@@ -173,7 +174,7 @@ def _most_rows(params: Params | CountedParams, x: Any) -> list[int]:
 def _begin(ctx: Any, site: str, tag: int) -> int:
     """A number of the call in its module that is the same in all processes."""
     number = ordinal(ctx)
-    _native.begin_call(number, site, tag)
+    _native.begin_call(number, site, tag, caches_programs())
     return number
 
 

@@ -46,7 +46,9 @@ def same(got: Any, expected: Any, what: str = "") -> None:
             b = b[getattr(key, "key", getattr(key, "idx", None))]
         where = f"{what} {jax.tree_util.keystr(path)}"
         assert (a.shape, a.dtype) == (b.shape, b.dtype), (where, a.shape, b.shape, a.dtype, b.dtype)
-        theirs = {} if isinstance(b, np.ndarray) else {s.device: s.data for s in b.addressable_shards}
+        theirs = (
+            {} if isinstance(b, np.ndarray) else {s.device: s.data for s in b.addressable_shards}
+        )
         for s in a.addressable_shards:
             one = np.asarray(theirs[s.device]) if theirs else b[s.index]
             np.testing.assert_array_equal(np.asarray(s.data), one, err_msg=where)
@@ -152,7 +154,13 @@ def counted() -> None:
                 purlin.all_gather_v(x, size[0], "x", capacity=3 * n, backend=backend),
                 purlin.reduce_scatter_v(x, list(range(n)), "x", capacity=n, backend=backend),
                 purlin.ragged_all_to_all(
-                    x, -jnp.ones((most, 3)), start, size, place, comes, axis_name="x",
+                    x,
+                    -jnp.ones((most, 3)),
+                    start,
+                    size,
+                    place,
+                    comes,
+                    axis_name="x",
                     backend=backend,
                 ),
                 purlin.ppermute({"a": x, "b": x[:, :1]}, "x", ring, backend=backend),
@@ -224,7 +232,9 @@ def order() -> None:
 
     inner = jax.jit(work)
     programs = {
-        "apart": lambda *vs: [purlin.all_reduce(jnp.sort(v, 0) @ jnp.ones((64, 3)), "x") for v in vs],
+        "apart": lambda *vs: [
+            purlin.all_reduce(jnp.sort(v, 0) @ jnp.ones((64, 3)), "x") for v in vs
+        ],
         "identical": lambda *vs: [inner(v) for v in vs],
     }
 

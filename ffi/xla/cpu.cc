@@ -5,6 +5,7 @@
 #include "xla/cpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,10 +31,13 @@ class Instances {
     return all;
   }
   // A program is about to hold a call with these attributes.
-  void begin(int64_t ordinal, const std::string& text, uint64_t tag) {
+  void begin(int64_t ordinal, const std::string& text, uint64_t tag, bool cached) {
     std::lock_guard lock(mutex_);
+    cached_ = cached_ || cached;
     count_[{ordinal, text, tag}] = 0;
   }
+  // Whether any program of this process may have come out of a cache.
+  bool may_be_cached() const { return cached_; }
   int64_t next(const Site& site) {
     if (site.processes.empty()) return 0;
     std::lock_guard lock(mutex_);
@@ -43,6 +47,7 @@ class Instances {
  private:
   std::mutex mutex_;
   std::map<std::tuple<int64_t, std::string, uint64_t>, int64_t> count_;
+  std::atomic<bool> cached_{false};
 };
 
 struct CpuSite {
@@ -90,7 +95,8 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
       threads::run(site, std::move(full));
     } else {
       const int64_t occurrence = state->room.occurrence(run.run_id, full->group);
-      shm::run(site, {state->number, run.run_id, occurrence}, std::move(full));
+      const bool cached = Instances::instance().may_be_cached();
+      shm::run(site, {state->number, run.run_id, occurrence, cached}, std::move(full));
     }
   } catch (const std::exception& error) {
     done(error.what());
@@ -111,8 +117,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_execute, execute,
 
 }  // namespace
 
-void begin_call(int64_t ordinal, const std::string& text, uint64_t tag) {
-  Instances::instance().begin(ordinal, text, tag);
+void begin_call(int64_t ordinal, const std::string& text, uint64_t tag, bool cached) {
+  Instances::instance().begin(ordinal, text, tag, cached);
 }
 
 Target cpu_target() {

@@ -10,7 +10,8 @@ namespace purlin::xla_ffi {
 
 Target cpu_target();
 
-// A call between several processes is being lowered: custom calls made of it are counted anew.
-void begin_call(int64_t ordinal, const std::string& text, uint64_t tag);
+// A call between several processes is being lowered: custom calls made of it are counted anew. Its
+// program may be `cached`: compiled by another process.
+void begin_call(int64_t ordinal, const std::string& text, uint64_t tag, bool cached);
 
 }  // namespace purlin::xla_ffi

@@ -39,11 +39,13 @@ void run(const Site& site, const Identity& identity, std::shared_ptr<threads::Me
   arrival.process = domain->process();
   arrival.what = std::string(site.collective().name) + " at " + site.text;
   arrival.partition = std::to_string(site.world) + listed(site.partition) + std::to_string(group);
-  arrival.key = arrival.what + " " + arrival.partition;
-  for (int64_t n : {site.ordinal, identity.instance, identity.run, identity.occurrence})
-    arrival.key += " " + std::to_string(n);
+  arrival.place = arrival.what + " " + arrival.partition;
+  for (int64_t n : {site.ordinal, identity.instance, identity.occurrence})
+    arrival.place += " " + std::to_string(n);
+  arrival.key = arrival.place + " " + std::to_string(identity.run);
   arrival.arguments = arguments_of(site);
   arrival.run = identity.run;
+  arrival.cached = identity.cached;
   arrival.window_bytes = threads::window_bytes(site.world);
   for (int r = 0; r < site.world; ++r)
     arrival.process_of_rank.push_back(site.process_of(group * site.world + r));

@@ -12,6 +12,12 @@ std::string listed(const std::vector<int>& numbers) {
   return text;
 }
 
+constexpr double kGraceSeconds = 0.5;  // before runs of different names are taken for the same
+
+std::string key_of(const Arrival& arrival) {
+  return arrival.place + " " + std::to_string(arrival.run);
+}
+
 }  // namespace
 
 std::set<int> Coordinator::needed(const Arrival& arrival) {
@@ -60,6 +66,11 @@ std::string Coordinator::disagreement(const Open& open) const {
          "; all must run the same programs in the same order. ";
 }
 
+void Coordinator::fail_all_locked(const Open& open, const std::string& why) {
+  for (const auto& [process, own] : open.arrived)
+    if (gone_.count(process) == 0) tell_(process, Order::kFail, own.key, 0, why);
+}
+
 // Nothing of the program's run will end well: some devices have left it.
 void Coordinator::end_run_locked(int64_t run, const std::string& why) {
   ended_runs_.emplace_back(run, why);
@@ -69,8 +80,7 @@ void Coordinator::end_run_locked(int64_t run, const std::string& why) {
       ++at;
       continue;
     }
-    for (int process : at->second.arrived)
-      if (gone_.count(process) == 0) tell_(process, Order::kFail, at->first, 0, why);
+    fail_all_locked(at->second, why);
     given_up_[at->first] = why;
     at = open_.erase(at);
   }
@@ -95,8 +105,12 @@ int64_t Coordinator::windows_locked(const Arrival& arrival) {
 void Coordinator::arrive(Arrival arrival) {
   std::lock_guard lock(mutex_);
   const int process = arrival.process;
-  const std::string key = arrival.key;
-  const auto refuse = [&](const std::string& why) { tell_(process, Order::kFail, key, 0, why); };
+  const Member own = {arrival.key, arrival.run};
+  arrival.run = runs_.common(process, arrival.run);
+  const std::string key = key_of(arrival);
+  const auto refuse = [&](const std::string& why) {
+    tell_(process, Order::kFail, own.key, 0, why);
+  };
   if (given_up_.count(key) != 0) return refuse(given_up_[key]);
   for (const auto& [run, why] : ended_runs_)
     if (run == arrival.run) return refuse(why);
@@ -113,25 +127,59 @@ void Coordinator::arrive(Arrival arrival) {
     open.since = Clock::now();
     open.first = std::move(arrival);
   } else if (open.first.arguments != arrival.arguments) {
-    open.arrived.insert(process);
+    open.arrived[process] = own;
     return fail_locked(key, "ranks disagree: process " + std::to_string(open.first.process) +
                                 " runs " + open.first.what + " with " + open.first.arguments +
                                 ", and process " + std::to_string(process) + " runs " +
                                 arrival.what + " with " + arrival.arguments +
                                 "; all must run the same program");
   }
-  open.arrived.insert(process);
-  if (open.arrived != needed(open.first)) return;
+  open.arrived[process] = own;
+  go_if_complete_locked(key);
+}
+
+void Coordinator::go_if_complete_locked(const std::string& key) {
+  const auto at = open_.find(key);
+  const Open& open = at->second;
+  if (open.arrived.size() < needed(open.first).size()) return;
   const int64_t offset = windows_locked(open.first);
   if (offset < 0)
     return fail_locked(key, open.first.what + ": the shared memory is full; raise PURLIN_SHM_MIB");
-  for (int each : open.arrived) tell_(each, Order::kGo, key, offset, "");
+  for (const auto& [each, own] : open.arrived) tell_(each, Order::kGo, own.key, offset, "");
   open_.erase(at);
+}
+
+// Finds processes that wait for each other at the same place, in runs that they call differently,
+// for one has taken its program out of a cache; and tells them that the runs are the same.
+bool Coordinator::join_runs_locked(Clock::time_point now) {
+  const auto waits = [&](const Open& open) {
+    return std::chrono::duration<double>(now - open.since).count() > kGraceSeconds;
+  };
+  for (auto& [key, open] : open_)
+    for (auto other = open_.begin(); other != open_.end(); ++other) {
+      const Arrival &one = open.first, &two = other->second.first;
+      if (one.run == two.run || one.place != two.place || one.arguments != two.arguments ||
+          !(one.cached || two.cached) || !waits(open) || !waits(other->second))
+        continue;
+      const auto& theirs = other->second.arrived;
+      if (open.arrived.begin()->first > theirs.begin()->first) continue;  // the lowest gives names
+      bool apart = true;
+      for (const auto& [process, _] : theirs) apart = apart && open.arrived.count(process) == 0;
+      if (!apart) continue;
+      for (const auto& [process, own] : theirs) {
+        runs_.learn(process, own.run, one.run);
+        open.arrived[process] = own;
+      }
+      open_.erase(other);
+      go_if_complete_locked(std::string(key));
+      return true;
+    }
+  return false;
 }
 
 // Calls of the same windows may have started behind this one: they fail too, since the ranks have
 // not left the windows in the same state.
-void Coordinator::failed(const std::string& key, const std::string& partition, int64_t run,
+void Coordinator::failed(int by, const std::string& key, const std::string& partition, int64_t run,
                          const std::string& why) {
   std::lock_guard lock(mutex_);
   if (!broken_.emplace(partition, why).second) return;
@@ -142,7 +190,7 @@ void Coordinator::failed(const std::string& key, const std::string& partition, i
     tell_(process, Order::kFail, key, 0, why);
     tell_(process, Order::kBroken, partition, 0, why);
   }
-  end_run_locked(run, why);
+  end_run_locked(runs_.common(by, run), why);
 }
 
 void Coordinator::ended(int process) {
@@ -159,9 +207,10 @@ void Coordinator::ended(int process) {
 
 void Coordinator::look(Clock::time_point now) {
   std::lock_guard lock(mutex_);
+  while (join_runs_locked(now)) continue;
   std::map<std::string, std::string> late;
   const auto give_up = [&](const Open& open) {
-    late[open.first.key] = describe(open, "gave up", now);
+    late[key_of(open.first)] = describe(open, "gave up", now);
   };
   for (auto& [key, open] : open_) {
     const double seconds = std::chrono::duration<double>(now - open.since).count();
@@ -170,8 +219,8 @@ void Coordinator::look(Clock::time_point now) {
       if (const Open* other = rival(open); other != nullptr) give_up(*other);
     }
     if (seconds > open.first.slow_s && !std::exchange(open.reported, true))
-      for (int process : open.arrived)
-        tell_(process, Order::kReport, key, 0, describe(open, "slow", now));
+      for (const auto& [process, own] : open.arrived)
+        tell_(process, Order::kReport, own.key, 0, describe(open, "slow", now));
   }
   for (const auto& [key, why] : late) fail_locked(key, why);
 }

@@ -23,7 +23,13 @@ Message begin(Kind kind) { return std::move(Message().put(static_cast<int64_t>(k
 
 Message pack(const Arrival& a) {
   Message message = begin(Kind::kArrive);
-  message.put(a.key).put(a.arguments).put(a.what).put(a.partition).put(a.run);
+  message.put(a.key)
+      .put(a.place)
+      .put(a.arguments)
+      .put(a.what)
+      .put(a.partition)
+      .put(a.run)
+      .put(int64_t{a.cached});
   message.put(a.window_bytes);
   message.put(static_cast<int64_t>(a.process_of_rank.size()));
   for (int process : a.process_of_rank) message.put(process);
@@ -34,8 +40,10 @@ Message pack(const Arrival& a) {
 Arrival unpack(Message& message, int process) {
   Arrival a;
   a.process = process;
-  a.key = message.text(), a.arguments = message.text(), a.what = message.text();
-  a.partition = message.text(), a.run = message.number(), a.window_bytes = message.number();
+  a.key = message.text(), a.place = message.text(), a.arguments = message.text(),
+  a.what = message.text();
+  a.partition = message.text(), a.run = message.number(), a.cached = message.number() != 0,
+  a.window_bytes = message.number();
   a.process_of_rank.resize(message.number());
   for (int& each : a.process_of_rank) each = static_cast<int>(message.number());
   a.slow_s = message.number() / 1e3, a.budget_s = message.number() / 1e3;
@@ -178,7 +186,7 @@ void Domain::serve(int process, Socket& socket) {
       }
       const std::string key = message.text(), partition = message.text();
       const int64_t run = message.number();
-      coordinator_->failed(key, partition, run, message.text());
+      coordinator_->failed(process, key, partition, run, message.text());
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "purlin: process %d: %s\n", process, error.what());
@@ -289,7 +297,7 @@ void Domain::left(const std::string& key, const std::string& error) {
   threads::end_run(arrival.run, error);
   break_partition(arrival.partition, error);
   if (process_ == 0)
-    coordinator_->failed(key, arrival.partition, arrival.run, error);
+    coordinator_->failed(0, key, arrival.partition, arrival.run, error);
   else
     leader_->send(begin(Kind::kFailed).put(key).put(arrival.partition).put(arrival.run).put(error));
 }
