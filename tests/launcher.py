@@ -24,7 +24,7 @@ def _free_port() -> int:
 class Job:
     """`count` processes of `devices` CPU devices each, in strict mode; a context that ends them.
 
-    `own` holds variables of the environment of single processes; `absent` processes never start.
+    `env` holds variables of the environment of all, and `own` of single processes.
     """
 
     def __init__(
@@ -33,23 +33,19 @@ class Job:
         *args: Any,
         count: int = 2,
         devices: int = 2,
+        env: Mapping[str, str] | None = None,
         own: Mapping[int, Mapping[str, str]] | None = None,
-        absent: Sequence[int] = (),
-        **env: str,
     ) -> None:
         self._program, self._args, self._count, self._devices = program, args, count, devices
-        self._own, self._absent = own or {}, absent
-        self._env = {**os.environ, "PURLIN_FALLBACK": "error", **env}
-        # What conftest.py set for this process, and what would slow small programs down.
-        self._env["PURLIN_POLICIES"] = os.devnull
+        self._own = own or {}
+        self._env = {**os.environ, "PURLIN_FALLBACK": "error", **(env or {})}
+        self._env["PURLIN_POLICIES"] = os.devnull  # no tables of the user's own
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self._files: dict[int, Any] = {}
 
     def __enter__(self) -> Job:
         port = _free_port()
         for i in range(self._count):
-            if i in self._absent:
-                continue
             self._files[i] = tempfile.TemporaryFile()
             where = map(str, (i, self._count, self._devices, port, *self._args))
             self.processes[i] = subprocess.Popen(

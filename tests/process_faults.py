@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -191,49 +190,4 @@ def stranger() -> None:
     print("RIGHT", flush=True)
 
 
-def _used() -> tuple[int, int, int]:
-    """Descriptors, threads, and resident pages of this process."""
-    return (
-        len(os.listdir("/proc/self/fd")),
-        len(os.listdir("/proc/self/task")),
-        int(Path("/proc/self/statm").read_text().split()[1]),
-    )
-
-
-def many(calls: str) -> None:
-    """Resources of a process over many calls."""
-    mesh = mesh_of()
-    n = mesh.size
-    x = put(np.ones((n * 50, n), np.float32), mesh)
-    program = over(
-        lambda v: purlin.all_to_all(purlin.all_reduce(v, "x"), "x", 1, 1, tiled=True), mesh
-    )
-    for warm in (True, False):
-        for _ in range(500 if warm else int(calls)):
-            y = program(x)
-            y.block_until_ready()
-        if warm:
-            before = _used()
-    same(y, np.full((n * 50, n), n, np.float32))
-    print("USED", json.dumps([before, _used()]), flush=True)
-
-
-def once(cached: str = "") -> None:
-    """One program, which may come out of a cache."""
-    hits: list[str] = []
-    jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
-    mesh = mesh_of()
-    x = numbers(np.float32, (mesh.size * 3, 5))
-    total = np.stack(np.split(x, mesh.size)).sum(0)
-    inner = jax.jit(lambda v: purlin.all_reduce(v, "x"))
-    program = over(lambda v: (inner(v), inner(2 * v), inner(3 * v)), mesh)
-    for _ in range(3 if cached else 1):
-        same(
-            program(put(x, mesh)), tuple(np.concatenate([k * total] * mesh.size) for k in (1, 2, 3))
-        )
-    print("HITS", hits.count("/jax/compilation_cache/cache_hits"), flush=True)
-
-
-PROGRAMS: dict[str, Fn] = {
-    f.__name__: f for f in (survived, killed, absent, full, stranger, many, once)
-}
+PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (survived, killed, absent, full, stranger)}

@@ -33,7 +33,7 @@ def check(told: dict[str, Any], *texts: str, seconds: float = BUDGET + 5) -> Non
 
 
 def test_faults_that_processes_survive() -> None:
-    outputs = run("survived", **LIMITS)
+    outputs = run("survived", env=LIMITS)
     assert all("SURVIVED" in output for output in outputs)
     zero, one = map(steps, outputs)
     for told in (zero, one):
@@ -62,7 +62,7 @@ AT_ONCE = 2
     ),
 )
 def test_killed_process(what: str, count: int, devices: int, texts: tuple[str, ...]) -> None:
-    with Job("killed", what, count=count, devices=devices, **LIMITS) as job:
+    with Job("killed", what, count=count, devices=devices, env=LIMITS) as job:
         for i in job.processes:
             job.wait_for(i, "READY")
         time.sleep(random.uniform(0.5, 1))
@@ -80,7 +80,7 @@ def test_killed_process(what: str, count: int, devices: int, texts: tuple[str, .
 
 def test_killed_first_process() -> None:
     """JAX ends the others too: they do not hang."""
-    with Job("killed", "during", **LIMITS) as job:
+    with Job("killed", "during", env=LIMITS) as job:
         for i in job.processes:
             job.wait_for(i, "READY")
         time.sleep(random.uniform(0.3, 0.6))
@@ -89,7 +89,7 @@ def test_killed_first_process() -> None:
 
 
 def test_process_that_stops_during_a_collective() -> None:
-    with Job("killed", "during", **LIMITS) as job:
+    with Job("killed", "during", env=LIMITS) as job:
         for i in job.processes:
             job.wait_for(i, "READY")
         time.sleep(0.5)
@@ -110,13 +110,13 @@ def test_process_that_stops_during_a_collective() -> None:
     ),
 )
 def test_process_that_ends_while_others_wait(what: str, seconds: float, text: str) -> None:
-    with Job("killed", what, **LIMITS) as job:
+    with Job("killed", what, env=LIMITS) as job:
         job.wait_for(0, "STEP killed")
         check(steps(job.output(0))["killed"], REDUCE, text, "(process 1)", seconds=seconds)
 
 
 def test_process_that_does_not_join() -> None:
-    zero, one = map(steps, run("absent", PURLIN_JOIN_S="2"))
+    zero, one = map(steps, run("absent", env={"PURLIN_JOIN_S": "2"}))
     for step in ("first", "second"):
         assert "purlin: process 1 did not come within 2 s" in zero[step]["error"]
         assert zero[step]["seconds"] < 7
@@ -124,11 +124,11 @@ def test_process_that_does_not_join() -> None:
 
 
 def test_full_memory() -> None:
-    for output in run("full", PURLIN_SHM_MIB="1", **LIMITS):
+    for output in run("full", env={"PURLIN_SHM_MIB": "1", **LIMITS}):
         full = "the shared memory is full; raise PURLIN_SHM_MIB"
         check(steps(output)["full"], REDUCE, full, seconds=2)
 
 
 def test_strangers() -> None:
     """Who connects to the socket without the token of the job is refused, and does no harm."""
-    assert all("RIGHT" in output for output in run("stranger", **LIMITS))
+    assert all("RIGHT" in output for output in run("stranger", env=LIMITS))

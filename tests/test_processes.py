@@ -27,14 +27,14 @@ def test_values_of_eight_processes() -> None:
 
 def test_order() -> None:
     """XLA runs independent collectives in another order on each device."""
-    run("order", PURLIN_TIMEOUT_S="30")
+    run("order", env={"PURLIN_TIMEOUT_S": "30"})
 
 
 def test_programs_of_two_threads() -> None:
     """Right data or an error, and an end: devices may start the programs in another order."""
-    for output in run("by_threads", seconds=30, PURLIN_TIMEOUT_S="3"):
+    for output in run("by_threads", seconds=30, env={"PURLIN_TIMEOUT_S": "3"}):
         for line in output.splitlines():
-            assert not line.startswith("ERROR") or "all_reduce at process_programs.py" in line
+            assert not line.startswith("ERROR") or "all_reduce at process_runs.py" in line
 
 
 def test_program_out_of_a_cache_of_one_process(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_program_out_of_a_cache_of_one_process(tmp_path: Path) -> None:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     for hits in (0, 1):
-        outputs = run("once", "cached", own={0: cache}, PURLIN_TIMEOUT_S="10")
+        outputs = run("once", "cached", own={0: cache}, env={"PURLIN_TIMEOUT_S": "10"})
         assert [f"HITS {n}" in out for n, out in zip((hits, 0), outputs, strict=True)] == [True] * 2
 
 
