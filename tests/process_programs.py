@@ -119,15 +119,18 @@ def fixed(*regimes: str) -> None:
     for regime in regimes:
         wide = {k: np.tile(x, (1, sizes[regime], 1)) for k, x in xs.items()}
         if regime == "auto":  # all bands of the table, and nothing at all
-            wide |= {f"f{k}": numbers(np.float32, (n * n, n, k)) for k in (0, 999, 640_009 // n**2)}
+            wide |= {f"f{k}": numbers(np.float32, (n * n, n, k)) for k in (1, 999, 640_009 // n**2)}
 
         def f(tree: Any, regime: str = regime) -> Any:
             with purlin.policy(regime, staging_bytes=4096 if regime == "staged" else 0):
-                return {k: _fixed(v, k != "bool", regime == "composed") for k, v in tree.items()}
+                # Made empty in here: XLA ends the process of a program with empty operands.
+                parts = {k: v[..., :0] if k == "f1" else v for k, v in tree.items()}
+                return {k: _fixed(v, k != "bool", regime == "composed") for k, v in parts.items()}
 
         got = over(f, mesh)({k: put(x, mesh) for k, x in wide.items()})
         for k, y in got.items():
-            same(y, _fixed_expected(wide[k], n, y), f"{regime} {k}")
+            x = wide[k][..., :0] if k == "f1" else wide[k]
+            same(y, _fixed_expected(x, n, y), f"{regime} {k}")
         if regime != "auto":
             assert any(used == regime for _, used in purlin.native_regimes())
 
