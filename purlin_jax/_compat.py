@@ -154,9 +154,9 @@ def ordinal(ctx: Any) -> int:
     return int(ctx.module_context.new_channel())
 
 
-def module(ctx: Any) -> Any:
-    """The module being lowered."""
-    return ctx.module_context.module
+def caches_programs() -> bool:
+    """Whether JAX takes programs out of a cache on disk, where other processes may find others."""
+    return _config.compilation_cache_dir.value is not None
 
 
 def for_export(ctx: Any) -> bool:

@@ -17,10 +17,10 @@ from purlin_jax._compat import (
     Primitive,
     ShapedArray,
     automatic_axes,
+    caches_programs,
     for_export,
     mesh_of,
     mlir,
-    module,
     name_call,
     ordinal,
     partition_id,
@@ -189,16 +189,11 @@ def _most_rows(params: Params | CountedParams, x: Any) -> list[int]:
     return list(x.shape)
 
 
-_last_module: Any = None
-
-
-def _ordinal(ctx: Any) -> int:
-    """A number of the call that is the same in all processes."""
-    global _last_module
-    if module(ctx) is not _last_module:
-        _last_module = module(ctx)
-        _native.begin_program()
-    return ordinal(ctx)
+def _begin(ctx: Any, site: str, tag: int) -> int:
+    """A number of the call in its module that is the same in all processes."""
+    number = ordinal(ctx)
+    _native.begin_call(number, site, tag, caches_programs())
+    return number
 
 
 def _about_counts(params: Params | CountedParams) -> dict[str, np.int64]:
@@ -215,6 +210,7 @@ def _attributes(
     counted = isinstance(params, CountedParams)
     mesh = mesh_of(ctx)
     processes = domain.processes_of(platform, mesh)
+    tag = _tag(params, avals)
     plans = [
         _native.plan(params.op, _most_rows(params, x), x.dtype.itemsize, params.world, s, c)
         for x, s, c in zip(avals, params.split, params.concat, strict=not counted)
@@ -235,14 +231,14 @@ def _attributes(
         "packet_bytes": np.int64(choice.packet_bytes),
         "world": np.int64(params.world),
         "processes": np.asarray(processes, np.int64),
-        "ordinal": np.int64(_ordinal(ctx) if processes else 0),
+        "ordinal": np.int64(_begin(ctx, params.site, tag) if processes else 0),
         "operands": ", ".join(x.str_short() for x in avals[: len(params.split)]),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
         "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),
         "split": np.asarray(params.split, np.int64),
         "concat": np.asarray(params.concat, np.int64),
         **_about_counts(params),
-        "tag": np.int64(_tag(params, avals)),
+        "tag": np.int64(tag),
         "site": params.site,
     }
 

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -18,6 +19,11 @@ class Peers {
   virtual ~Peers() = default;
   virtual bool gone(int rank) const = 0;
   virtual std::string why(int rank) const = 0;
+  // Seconds that a rank waits for one that is there; 0 waits for ever.
+  virtual double budget_s() const = 0;
+  virtual std::string late(int rank, double seconds) const = 0;
+  // A rank of this process leaves the call before its end, and so must the others. What all say.
+  virtual std::string left(const std::string& error) = 0;
 };
 
 // What the threads of one block share. One for each block, for as long as its threads run.
@@ -104,7 +110,9 @@ class HostBlock {
   void stalled(Where where, uint64_t /*expected*/, uint64_t /*seen*/) {
     if (++spins_ <= kSpinsBeforeYield) return;
     sched_yield();
-    if (shared_.peers == nullptr || !shared_.peers->gone(where.peer)) return;
+    if (shared_.peers == nullptr) return;
+    if (spins_ == kSpinsBeforeYield + 1) since_ = Clock::now();
+    if (!shared_.peers->gone(where.peer)) return check_budget(where.peer);
     if (seen_gone_) throw std::runtime_error(shared_.peers->why(where.peer));
     seen_gone_ = true;
   }
@@ -117,10 +125,20 @@ class HostBlock {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  void check_budget(int peer) const {
+    const double budget_s = shared_.peers->budget_s();
+    const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
+    if (budget_s > 0 && seconds > budget_s)
+      throw std::runtime_error(shared_.peers->late(peer, seconds));
+  }
+
   static constexpr int kSpinsBeforeYield = 64;
   HostShared& shared_;
   const int index_, count_, thread_, threads_;
-  int spins_ = 0;
+  int64_t spins_ = 0;
+  Clock::time_point since_;  // of the wait, once it yields
   bool seen_gone_ = false;
   bool streams_ = false;
 };

@@ -5,6 +5,7 @@
 #include "xla/cpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,10 +30,14 @@ class Instances {
     static Instances all;
     return all;
   }
-  void begin_program() {
+  // A program is about to hold a call with these attributes.
+  void begin(int64_t ordinal, const std::string& text, uint64_t tag, bool cached) {
     std::lock_guard lock(mutex_);
-    count_.clear();
+    cached_ = cached_ || cached;
+    count_[{ordinal, text, tag}] = 0;
   }
+  // Whether any program of this process may have come out of a cache.
+  bool may_be_cached() const { return cached_; }
   int64_t next(const Site& site) {
     if (site.processes.empty()) return 0;
     std::lock_guard lock(mutex_);
@@ -42,6 +47,7 @@ class Instances {
  private:
   std::mutex mutex_;
   std::map<std::tuple<int64_t, std::string, uint64_t>, int64_t> count_;
+  std::atomic<bool> cached_{false};
 };
 
 struct CpuSite {
@@ -89,7 +95,8 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
       threads::run(site, std::move(full));
     } else {
       const int64_t occurrence = state->room.occurrence(run.run_id, full->group);
-      shm::run(site, {state->number, run.run_id, occurrence}, std::move(full));
+      const bool cached = Instances::instance().may_be_cached();
+      shm::run(site, {state->number, run.run_id, occurrence, cached}, std::move(full));
     }
   } catch (const std::exception& error) {
     done(error.what());
@@ -110,7 +117,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(purlin_cpu_execute, execute,
 
 }  // namespace
 
-void begin_program() { Instances::instance().begin_program(); }
+void begin_call(int64_t ordinal, const std::string& text, uint64_t tag, bool cached) {
+  Instances::instance().begin(ordinal, text, tag, cached);
+}
 
 Target cpu_target() {
   return {reinterpret_cast<void*>(purlin_cpu_instantiate),

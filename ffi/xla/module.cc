@@ -88,7 +88,8 @@ NB_MODULE(_native, m) {
       "{(op, regime): number of ranks that ran it} since the start.");
   m.def("set_limits", &threads::set_limits, nb::arg("slow_s"), nb::arg("budget_s"));
   m.def("last_report", &threads::last_report);
-  m.def("begin_program", &xla_ffi::begin_program);
+  m.def("begin_call", &xla_ffi::begin_call, nb::arg("ordinal"), nb::arg("site"), nb::arg("tag"),
+        nb::arg("cached"));
   m.def(
       "join",
       [](int process, int count, const std::string& name, const std::string& token,

@@ -39,10 +39,13 @@ void run(const Site& site, const Identity& identity, std::shared_ptr<threads::Me
   arrival.process = domain->process();
   arrival.what = std::string(site.collective().name) + " at " + site.text;
   arrival.partition = std::to_string(site.world) + listed(site.partition) + std::to_string(group);
-  arrival.key = arrival.what + " " + arrival.partition;
-  for (int64_t n : {site.ordinal, identity.instance, identity.run, identity.occurrence})
-    arrival.key += " " + std::to_string(n);
+  arrival.place = arrival.what + " " + arrival.partition;
+  for (int64_t n : {site.ordinal, identity.instance, identity.occurrence})
+    arrival.place += " " + std::to_string(n);
+  arrival.key = arrival.place + " " + std::to_string(identity.run);
   arrival.arguments = arguments_of(site);
+  arrival.run = identity.run;
+  arrival.cached = identity.cached;
   arrival.window_bytes = threads::window_bytes(site.world);
   for (int r = 0; r < site.world; ++r)
     arrival.process_of_rank.push_back(site.process_of(group * site.world + r));
@@ -51,14 +54,11 @@ void run(const Site& site, const Identity& identity, std::shared_ptr<threads::Me
 
   Domain::Call call;
   call.arrival = arrival;
-  call.running = std::make_shared<Running>(*domain, arrival.process_of_rank);
+  call.running = std::make_shared<Running>(*domain, arrival);
   call.fail = [meeting](const std::string& why) { threads::complete(meeting, why); };
-  call.go = [domain, meeting, running = call.running, key = arrival.key, what = arrival.what,
+  call.go = [domain, meeting, running = call.running, key = arrival.key,
              site = &site](char* windows) {
-    threads::run_shared(*site, meeting, windows, running,
-                        [domain, key, what](const std::string& error) {
-                          domain->finish(key, error.empty() ? "" : what + ": " + error);
-                        });
+    threads::run_shared(*site, meeting, windows, running, [domain, key] { domain->finish(key); });
   };
   domain->submit(std::move(call));
 }

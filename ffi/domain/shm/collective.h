@@ -14,6 +14,7 @@ struct Identity {
   int64_t instance = 0;  // among the custom calls of an executable that look alike
   int64_t run = 0;
   int64_t occurrence = 0;  // of the call in the run
+  bool cached = false;     // whether the program may have come out of a cache
 };
 
 // Takes a meeting of all ranks of this process, and completes their promises. Does not wait. `site`

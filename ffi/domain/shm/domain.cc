@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <thread>
+#include <utility>
 
 #include "domain/threads/room.h"
 
@@ -22,7 +23,14 @@ Message begin(Kind kind) { return std::move(Message().put(static_cast<int64_t>(k
 
 Message pack(const Arrival& a) {
   Message message = begin(Kind::kArrive);
-  message.put(a.key).put(a.arguments).put(a.what).put(a.partition).put(a.window_bytes);
+  message.put(a.key)
+      .put(a.place)
+      .put(a.arguments)
+      .put(a.what)
+      .put(a.partition)
+      .put(a.run)
+      .put(int64_t{a.cached});
+  message.put(a.window_bytes);
   message.put(static_cast<int64_t>(a.process_of_rank.size()));
   for (int process : a.process_of_rank) message.put(process);
   message.put(static_cast<int64_t>(a.slow_s * 1e3)).put(static_cast<int64_t>(a.budget_s * 1e3));
@@ -32,8 +40,10 @@ Message pack(const Arrival& a) {
 Arrival unpack(Message& message, int process) {
   Arrival a;
   a.process = process;
-  a.key = message.text(), a.arguments = message.text(), a.what = message.text();
-  a.partition = message.text(), a.window_bytes = message.number();
+  a.key = message.text(), a.place = message.text(), a.arguments = message.text(),
+  a.what = message.text();
+  a.partition = message.text(), a.run = message.number(), a.cached = message.number() != 0,
+  a.window_bytes = message.number();
   a.process_of_rank.resize(message.number());
   for (int& each : a.process_of_rank) each = static_cast<int>(message.number());
   a.slow_s = message.number() / 1e3, a.budget_s = message.number() / 1e3;
@@ -47,6 +57,10 @@ char* map_arena(int fd, int64_t bytes) {
   return static_cast<char*>(at);
 }
 
+std::string after_failure(const Domain::Call& call, const std::string& why) {
+  return call.arrival.what + ": an earlier collective of these ranks failed: " + why;
+}
+
 }  // namespace
 
 bool Running::gone(int rank) const {
@@ -57,12 +71,27 @@ std::string Running::why(int rank) const {
   std::lock_guard lock(mutex_);
   if (!why_.empty()) return why_;
   return "rank " + std::to_string(rank) + " is gone: process " +
-         std::to_string(process_of_rank_[rank]) + " ended during the collective";
+         std::to_string(process_of_rank_[rank]) + " has ended during the collective";
+}
+
+std::string Running::late(int rank, double seconds) const {
+  return "gave up: rank " + std::to_string(rank) + " (process " +
+         std::to_string(process_of_rank_[rank]) + ") has not gone on with the collective for " +
+         std::to_string(seconds).substr(0, 5) +
+         " s. Look at what its process does, or raise PURLIN_TIMEOUT_S";
+}
+
+std::string Running::left(const std::string& error) {
+  if (!stopped_.load(std::memory_order_acquire)) {
+    stop(what_ + ": " + error);
+    domain_.left(key_, why(0));
+  }
+  return why(0);
 }
 
 void Running::stop(const std::string& why) {
   std::lock_guard lock(mutex_);
-  why_ = why;
+  if (why_.empty()) why_ = why;
   stopped_.store(true, std::memory_order_release);
 }
 
@@ -115,29 +144,14 @@ void Domain::lead(const std::string& name, const std::string& token, int64_t are
 // Serves one of the other processes for as long as it lives.
 void Domain::welcome(int fd, const std::string& token) {
   auto socket = std::make_shared<Socket>(fd);
-  Message message;
-  if (!socket->is_same_user() || !socket->receive(&message)) return;
-  int process = 0;
-  try {
-    if (static_cast<Kind>(message.number()) != Kind::kHello || message.text() != token) return;
-    process = static_cast<int>(message.number());
-    if (process < 1 || process >= count_) return;
-    if (!socket->send(begin(Kind::kHello).put(arena_bytes_)) || !socket->send_fd(arena_fd_)) return;
-    {
-      std::lock_guard lock(sockets_mutex_);
-      sockets_[process] = socket;
-    }
-    while (socket->receive(&message)) {
-      if (static_cast<Kind>(message.number()) == Kind::kArrive) {
-        coordinator_->arrive(unpack(message, process));
-      } else {
-        const std::string key = message.text();
-        coordinator_->failed(key, message.text());
-      }
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "purlin: process %d: %s\n", process, error.what());
+  const int process = greet(*socket, token);
+  if (process < 0) return;
+  {
+    std::lock_guard lock(sockets_mutex_);
+    if (!sockets_.emplace(process, socket).second) return;
   }
+  if (socket->send(begin(Kind::kHello).put(arena_bytes_)) && socket->send_fd(arena_fd_))
+    serve(process, *socket);
   ended_[process].store(true, std::memory_order_release);
   std::vector<std::shared_ptr<Socket>> others;
   {
@@ -147,6 +161,36 @@ void Domain::welcome(int fd, const std::string& token) {
   }
   for (const auto& other : others) other->send(begin(Kind::kEnded).put(process));
   coordinator_->ended(process);
+}
+
+// The number of the process at the other end; -1 for a stranger.
+int Domain::greet(Socket& socket, const std::string& token) const {
+  Message message;
+  if (!socket.is_same_user() || !socket.receive(&message)) return -1;
+  try {
+    if (static_cast<Kind>(message.number()) != Kind::kHello || message.text() != token) return -1;
+    const int64_t process = message.number();
+    return process >= 1 && process < count_ ? static_cast<int>(process) : -1;
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+void Domain::serve(int process, Socket& socket) {
+  Message message;
+  try {
+    while (socket.receive(&message)) {
+      if (static_cast<Kind>(message.number()) == Kind::kArrive) {
+        coordinator_->arrive(unpack(message, process));
+        continue;
+      }
+      const std::string key = message.text(), partition = message.text();
+      const int64_t run = message.number();
+      coordinator_->failed(process, key, partition, run, message.text());
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "purlin: process %d: %s\n", process, error.what());
+  }
 }
 
 void Domain::follow(const std::string& name, const std::string& token) {
@@ -195,10 +239,14 @@ void Domain::leader_is_gone() {
 
 void Domain::submit(Call call) {
   const Arrival arrival = call.arrival;
+  bool twice;
   {
     std::lock_guard lock(mutex_);
-    calls_[arrival.key] = std::move(call);
+    twice = calls_.count(arrival.key) != 0;
+    if (!twice) calls_[arrival.key] = std::move(call);
   }
+  if (twice)
+    return call.fail(arrival.what + ": two calls at the same time that nothing tells apart");
   if (process_ == 0)
     coordinator_->arrive(arrival);
   else if (!leader_->send(pack(arrival)))
@@ -207,31 +255,56 @@ void Domain::submit(Call call) {
 
 void Domain::obey(Order order, const std::string& key, int64_t offset, const std::string& text) {
   if (order == Order::kReport) return threads::publish("purlin: " + text);
+  if (order == Order::kBroken) return break_partition(key, text);
   Call call;
   {
     std::lock_guard lock(mutex_);
     const auto found = calls_.find(key);
     if (found == calls_.end()) return;
     call = found->second;
-    if (order == Order::kGo) found->second.fail = nullptr;  // from now on it ends by itself
+    if (order == Order::kGo) {
+      found->second.fail = nullptr;  // from now on it ends by itself
+      const auto broken = broken_.find(call.arrival.partition);
+      if (broken != broken_.end()) call.running->stop(after_failure(call, broken->second));
+    }
     if (order == Order::kFail && call.fail) calls_.erase(found);
   }
   if (order == Order::kGo) return call.go(arena_ + offset);
   threads::publish("purlin: " + text);
+  threads::end_run(call.arrival.run, text);
   call.running->stop(text);
   if (call.fail) call.fail(text);
 }
 
-void Domain::finish(const std::string& key, const std::string& error) {
+// What has been told to go may have to wait for calls before it: it must not start any more.
+void Domain::break_partition(const std::string& partition, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  broken_.emplace(partition, why);
+  for (const auto& [_, call] : calls_)
+    if (!call.fail && call.arrival.partition == partition)
+      call.running->stop(after_failure(call, why));
+}
+
+void Domain::left(const std::string& key, const std::string& error) {
+  Arrival arrival;
   {
     std::lock_guard lock(mutex_);
-    calls_.erase(key);
+    const auto found = calls_.find(key);
+    if (found == calls_.end() || std::exchange(found->second.left, true)) return;
+    arrival = found->second.arrival;
   }
-  if (error.empty()) return;
+  threads::publish("purlin: " + error);
+  threads::end_run(arrival.run, error);
+  break_partition(arrival.partition, error);
   if (process_ == 0)
-    coordinator_->failed(key, error);
+    coordinator_->failed(0, key, arrival.partition, arrival.run, error);
   else
-    leader_->send(begin(Kind::kFailed).put(key).put(error));
+    leader_->send(begin(Kind::kFailed).put(key).put(arrival.partition).put(arrival.run).put(error));
+}
+
+void Domain::finish(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  calls_.erase(key);
 }
 
 }  // namespace purlin::shm

@@ -23,16 +23,25 @@ class Domain;
 // A collective that a process takes part in.
 class Running : public Peers {
  public:
-  Running(const Domain& domain, std::vector<int> process_of_rank)
-      : domain_(domain), process_of_rank_(std::move(process_of_rank)) {}
+  Running(Domain& domain, const Arrival& arrival)
+      : domain_(domain),
+        key_(arrival.key),
+        what_(arrival.what),
+        process_of_rank_(arrival.process_of_rank),
+        budget_s_(arrival.budget_s) {}
 
   bool gone(int rank) const override;
   std::string why(int rank) const override;
-  void stop(const std::string& why);
+  double budget_s() const override { return budget_s_; }
+  std::string late(int rank, double seconds) const override;
+  std::string left(const std::string& error) override;
+  void stop(const std::string& why);  // the first one counts
 
  private:
-  const Domain& domain_;
+  Domain& domain_;
+  const std::string key_, what_;
   const std::vector<int> process_of_rank_;
+  const double budget_s_;
   mutable std::mutex mutex_;
   std::string why_;
   std::atomic<bool> stopped_{false};
@@ -50,11 +59,14 @@ class Domain {
     Arrival arrival;
     std::shared_ptr<Running> running;
     std::function<void(char* windows)> go;         // called in the order of all processes
-    std::function<void(const std::string&)> fail;  // instead of go
+    std::function<void(const std::string&)> fail;  // instead of go; null after it
+    bool left = false;                             // by a rank of this process, before its end
   };
   void submit(Call call);
-  // The call of this key has ended; `error` is empty if well.
-  void finish(const std::string& key, const std::string& error);
+  // A rank of this process has left the call of this key before its end.
+  void left(const std::string& key, const std::string& error);
+  // The call of this key has ended, one way or the other.
+  void finish(const std::string& key);
 
   bool ended(int process) const { return ended_[process].load(std::memory_order_acquire); }
   int process() const { return process_; }
@@ -63,9 +75,12 @@ class Domain {
   Domain(int process, int count);
   void lead(const std::string& name, const std::string& token, int64_t arena_bytes);
   void welcome(int fd, const std::string& token);
+  int greet(Socket& socket, const std::string& token) const;
+  void serve(int process, Socket& socket);
   void follow(const std::string& name, const std::string& token);
   void read_leader();
   void obey(Order order, const std::string& key, int64_t offset, const std::string& text);
+  void break_partition(const std::string& partition, const std::string& why);
   void leader_is_gone();
 
   const int process_, count_;
@@ -80,7 +95,8 @@ class Domain {
   std::shared_ptr<Socket> leader_;                  // of the others
 
   std::mutex mutex_;
-  std::map<std::string, Call> calls_;  // submitted, and not finished
+  std::map<std::string, Call> calls_;          // submitted, and not finished
+  std::map<std::string, std::string> broken_;  // partition: why its windows cannot be used
 };
 
 }  // namespace purlin::shm

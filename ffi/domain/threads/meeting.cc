@@ -6,6 +6,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <stdexcept>
 
 #include "atom/cpu.h"
 #include "domain/threads/pool.h"
@@ -203,8 +204,8 @@ int64_t staging_of(const Site& site) {
 struct Gang {
   GangQueue* queue;
   char* windows = nullptr;
-  std::shared_ptr<const Peers> peers;
-  Done after = [](const std::string&) {};
+  std::shared_ptr<Peers> peers;
+  std::function<void()> after = [] {};
 };
 
 // The regimes that wait: the blocks of all ranks of this process at the same time.
@@ -241,19 +242,21 @@ void run_gang(const Site& site, const std::shared_ptr<Meeting>& meeting, Consume
         HostBlock block(rank->shared[b], b, blocks);
         block.set_streams(large);
         try {
+          if (peers != nullptr && peers->gone(r)) throw std::runtime_error(peers->why(r));
           if (rank->call.counted.sizes != nullptr)
             run_waiting_counted<CpuAtom>(block, regime, false, rank->call, consumer);
           else
             run_waiting<CpuAtom>(block, regime, false, rank->call, consumer);
         } catch (const std::exception& error) {
+          const std::string why = peers != nullptr ? peers->left(error.what()) : error.what();
           std::lock_guard lock(outcome->mutex);
-          outcome->error = error.what();
+          outcome->error = why;
         }
       });
     }
   }
   gang.queue->post(std::move(tasks), [meeting, outcome, after = gang.after] {
-    after(outcome->error);
+    after();
     complete(meeting, outcome->error);
   });
 }
@@ -306,7 +309,7 @@ void run(const Site& site, std::shared_ptr<Meeting> meeting) {
 }
 
 void run_shared(const Site& site, std::shared_ptr<Meeting> meeting, char* windows,
-                std::shared_ptr<const Peers> peers, Done after) {
+                std::shared_ptr<Peers> peers, std::function<void()> after) {
   static auto* queue = new GangQueue;
   with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
     run_gang(site, meeting, consumer, {queue, windows, std::move(peers), std::move(after)});

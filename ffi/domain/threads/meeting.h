@@ -46,10 +46,10 @@ std::string refuse(const Site& site, const std::vector<Plan>& plans, const Count
 void run(const Site& site, std::shared_ptr<Meeting> meeting);
 
 // The same for ranks of several processes, which share windows of kCapacity from `windows` on.
-// Calls start in the order in which this is called, and call `after`, with an error or an empty
-// text, before they complete their promises.
+// Calls start in the order in which this is called, and call `after` before they complete their
+// promises.
 void run_shared(const Site& site, std::shared_ptr<Meeting> meeting, char* windows,
-                std::shared_ptr<const Peers> peers, Done after);
+                std::shared_ptr<Peers> peers, std::function<void()> after);
 
 // Completes the promise of each rank of this process, from tasks of their own.
 void complete(const std::shared_ptr<Meeting>& meeting, const std::string& error);
