@@ -236,9 +236,12 @@ def main(name: str, process: str, count: str, devices: str, port: str, *args: st
     jax.config.update("jax_num_cpu_devices", int(devices))
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(process))
     start = time.monotonic()
-    from tests import process_faults, process_runs
+    from tests import process_faults, process_hosts, process_runs
 
-    {**PROGRAMS, **process_runs.PROGRAMS, **process_faults.PROGRAMS}[name](*args)
+    programs = dict(PROGRAMS)
+    for module in (process_runs, process_faults, process_hosts):
+        programs |= module.PROGRAMS
+    programs[name](*args)
     print(f"DONE {time.monotonic() - start:.1f} s", flush=True)
 
 
