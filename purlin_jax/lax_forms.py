@@ -111,6 +111,9 @@ def counted_equivalent(params: CountedParams, operands: Sequence[Any]) -> list[A
                 result = jnp.where(mine, rows, jnp.zeros_like(rows))
             elif params.reduce:
                 result = jnp.where(mine, _FOLDS[params.reduce](result, rows), result)
+            elif params.placed and not params.keeps:
+                # Cotangents, on their way back: rows that went to several ranks get a sum.
+                result = result + jnp.where(mine, rows, jnp.zeros_like(rows))
             else:
                 result = jnp.where(mine, rows, result)
         results.append(result)

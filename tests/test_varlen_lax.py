@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import purlin_jax as purlin
 from tests.harness import P, assert_same_bits, random_array, reordered_2x4, sharded
@@ -87,3 +88,25 @@ def test_symbolic_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PURLIN_FALLBACK")
     # JAX itself fails to run such programs with a shard_map and a jnp.where in them (0.10).
     assert "stablehlo.all_gather" in export()
+
+
+@pytest.mark.usefixtures("loose")
+def test_gradient_of_rows_that_go_to_several_ranks() -> None:
+    """Where jax.lax takes over in lowering, as for a mesh that is automatic in part."""
+    devices = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+
+    def local(v: jax.Array) -> jax.Array:
+        rank = jax.lax.axis_index("x")
+        two = jnp.full(2, 2, jnp.int32)
+        starts = jnp.zeros(2, jnp.int32)  # both get rows 0 and 1
+        out = jnp.zeros((4,), v.dtype)
+        return purlin.ragged_all_to_all(
+            v, out, starts, two, jnp.full(2, 2 * rank, jnp.int32), two, axis_name="x"
+        )
+
+    mapped = jax.shard_map(
+        local, mesh=devices, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=False
+    )
+    weights = jnp.arange(1.0, 9.0)
+    found = jax.jit(jax.grad(lambda v: (mapped(v) * weights).sum()))(jnp.ones(6))
+    np.testing.assert_array_equal(found, [6, 8, 0, 10, 12, 0])
