@@ -10,7 +10,7 @@ import pytest
 
 from tests.launcher import Job, run
 
-STARTS = 20  # and stops in a row; as many as one likes
+STARTS = 8  # and stops in a row; as many as one likes
 CALLS = 3000  # of one program, in a row
 PAGES = 16 << 20 >> 12  # of memory that as many calls may still add
 
