@@ -37,6 +37,9 @@ sizes=1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G
 "$python" -m benchmarks.atom_sweep --build "$build" --json "$out/atoms.json" \
   --plot "$out/atoms.png" 2>&1 | tee "$out/atoms.log" || failed=1
 
+"$python" -m benchmarks.varlen --sizes 1K,16K,256K,4M,64M,256M --json "$out/varlen.json" 2>&1 \
+  | tee "$out/varlen.log" || failed=1
+
 # What users feel: the exchange, whole blocks, and what a chain hides. Flags are for jax.lax.
 flags=default${against:+,scheduler,graphs,user_buffers,symmetric}
 "$python" -m benchmarks.ulysses_exchange --json "$out/ulysses.json" 2>&1 \
