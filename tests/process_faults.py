@@ -161,17 +161,17 @@ def stranger() -> None:
         return value.to_bytes(8, "little", signed=True)
 
     greetings = {
-        "wrong token": number(0) + text("0" * 32) + number(1),
-        "no number": number(0) + text(told["token"]),
-        "no such process": number(0) + text(told["token"]) + number(99),
-        "negative": number(0) + text(told["token"]) + number(-1),
-        "twice": number(0) + text(told["token"]) + number(1),
-        "another kind": number(2) + text(told["token"]) + number(1),
+        "wrong token": text("0" * 32) + number(1),
+        "no number": text(told["token"]),
+        "no such process": text(told["token"]) + number(99),
+        "negative": text(told["token"]) + number(-1),
+        "twice": text(told["token"]) + number(1),
         "short": b"\1",
-        "endless text": number(0) + number(1 << 62),
+        "endless text": number(1 << 62),
     }
     for what, message in greetings.items():
-        for raw in (number(len(message)) + message, number(1 << 60) + message):
+        for head in ((len(message), 0), (1 << 60, 0), (len(message), 1)):  # bytes and descriptors
+            raw = number(head[0]) + number(head[1]) + message
             with socket.socket(socket.AF_UNIX) as end:
                 end.settimeout(5)
                 end.connect("\0" + told["name"])

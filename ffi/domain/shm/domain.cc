@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -13,11 +14,12 @@
 namespace purlin::shm {
 namespace {
 
+using link::Message;
 using Clock = Coordinator::Clock;
 
 Domain* the_domain = nullptr;
 
-enum class Kind : int64_t { kHello, kArrive, kFailed, kOrder, kEnded };
+enum class Kind : int64_t { kArena, kArrive, kFailed, kOrder };
 
 Message begin(Kind kind) { return std::move(Message().put(static_cast<int64_t>(kind))); }
 
@@ -64,7 +66,7 @@ std::string after_failure(const Domain::Call& call, const std::string& why) {
 }  // namespace
 
 bool Running::gone(int rank) const {
-  return stopped_.load(std::memory_order_acquire) || domain_.ended(process_of_rank_[rank]);
+  return stopped_.load(std::memory_order_acquire) || domain_.has_ended(process_of_rank_[rank]);
 }
 
 std::string Running::why(int rank) const {
@@ -95,139 +97,79 @@ void Running::stop(const std::string& why) {
   stopped_.store(true, std::memory_order_release);
 }
 
-Domain::Domain(int process, int count) : process_(process), count_(count), ended_(count) {}
-
 Domain* Domain::running() { return the_domain; }
 
 void Domain::start(int process, int count, const std::string& name, const std::string& token,
                    int64_t arena_bytes) {
   if (the_domain != nullptr) return;
   auto* domain = new Domain(process, count);  // lives as long as the process
-  if (process == 0)
-    domain->lead(name, token, arena_bytes);
-  else
-    domain->follow(name, token);
+  if (process == 0) domain->lead(arena_bytes);
+  domain->link_.join(name, token);
+  if (process != 0) domain->has_arena_.get_future().get();
   the_domain = domain;
 }
 
-void Domain::lead(const std::string& name, const std::string& token, int64_t arena_bytes) {
-  arena_fd_ = memfd_create("purlin", MFD_CLOEXEC);
-  if (arena_fd_ < 0 || ftruncate(arena_fd_, arena_bytes) != 0)
+void Domain::lead(int64_t arena_bytes) {
+  arena_fd_ = link::Descriptor(memfd_create("purlin", MFD_CLOEXEC));
+  if (arena_fd_.get() < 0 || ftruncate(arena_fd_.get(), arena_bytes) != 0)
     throw std::runtime_error(std::string("no shared memory: ") + std::strerror(errno));
   arena_bytes_ = arena_bytes;
-  arena_ = map_arena(arena_fd_, arena_bytes);
+  arena_ = map_arena(arena_fd_.get(), arena_bytes);
   coordinator_ = std::make_unique<Coordinator>(
       [this](int process, Order order, const std::string& key, int64_t offset,
-             const std::string& text) {
-        if (process == 0) return obey(order, key, offset, text);
-        Message message = begin(Kind::kOrder);
-        message.put(static_cast<int64_t>(order)).put(key).put(offset).put(text);
-        std::shared_ptr<Socket> to;
-        {
-          std::lock_guard lock(sockets_mutex_);
-          to = sockets_[process];
-        }
-        if (to != nullptr) to->send(message);  // who is gone is noticed by its reader
-      },
+             const std::string& text) { tell(process, order, key, offset, text); },
       arena_bytes);
-  const int listener = listen_at(name);
-  std::thread([this, listener, token] {
-    for (int fd; (fd = accept_from(listener)) >= 0;)
-      std::thread([this, fd, token] { welcome(fd, token); }).detach();
-  }).detach();
   std::thread([this] {
     for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100)))
       coordinator_->look(Clock::now());
   }).detach();
 }
 
-// Serves one of the other processes for as long as it lives.
-void Domain::welcome(int fd, const std::string& token) {
-  auto socket = std::make_shared<Socket>(fd);
-  const int process = greet(*socket, token);
-  if (process < 0) return;
-  {
-    std::lock_guard lock(sockets_mutex_);
-    if (!sockets_.emplace(process, socket).second) return;
-  }
-  if (socket->send(begin(Kind::kHello).put(arena_bytes_)) && socket->send_fd(arena_fd_))
-    serve(process, *socket);
-  ended_[process].store(true, std::memory_order_release);
-  std::vector<std::shared_ptr<Socket>> others;
-  {
-    std::lock_guard lock(sockets_mutex_);
-    sockets_.erase(process);
-    for (const auto& [_, other] : sockets_) others.push_back(other);
-  }
-  for (const auto& other : others) other->send(begin(Kind::kEnded).put(process));
-  coordinator_->ended(process);
+// Who is gone is noticed by the link.
+void Domain::tell(int process, Order order, const std::string& key, int64_t offset,
+                  const std::string& text) {
+  if (process == 0) return obey(order, key, offset, text);
+  Message message = begin(Kind::kOrder);
+  link_.send(process, message.put(static_cast<int64_t>(order)).put(key).put(offset).put(text));
 }
 
-// The number of the process at the other end; -1 for a stranger.
-int Domain::greet(Socket& socket, const std::string& token) const {
-  Message message;
-  if (!socket.is_same_user() || !socket.receive(&message)) return -1;
-  try {
-    if (static_cast<Kind>(message.number()) != Kind::kHello || message.text() != token) return -1;
-    const int64_t process = message.number();
-    return process >= 1 && process < count_ ? static_cast<int>(process) : -1;
-  } catch (const std::exception&) {
-    return -1;
-  }
+void Domain::joined(int process) {
+  link_.send(process, begin(Kind::kArena).put(arena_bytes_), arena_fd_.get());
 }
 
-void Domain::serve(int process, Socket& socket) {
-  Message message;
-  try {
-    while (socket.receive(&message)) {
-      if (static_cast<Kind>(message.number()) == Kind::kArrive) {
-        coordinator_->arrive(unpack(message, process));
-        continue;
-      }
-      const std::string key = message.text(), partition = message.text();
-      const int64_t run = message.number();
-      coordinator_->failed(process, key, partition, run, message.text());
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "purlin: process %d: %s\n", process, error.what());
-  }
-}
-
-void Domain::follow(const std::string& name, const std::string& token) {
-  const int fd = connect_to(name);
-  if (fd < 0)
-    throw std::runtime_error("process 0 does not answer at " + name + ": " + std::strerror(errno));
-  leader_ = std::make_shared<Socket>(fd);
-  Message message;
-  if (!leader_->is_same_user() ||
-      !leader_->send(begin(Kind::kHello).put(token).put(int64_t{process_})) ||
-      !leader_->receive(&message))
-    throw std::runtime_error("process 0 refused the connection: another user, or another job");
-  message.number();
-  arena_bytes_ = message.number();
-  arena_fd_ = leader_->receive_fd();
-  if (arena_fd_ < 0) throw std::runtime_error("process 0 sent no shared memory");
-  arena_ = map_arena(arena_fd_, arena_bytes_);
-  std::thread([this] { read_leader(); }).detach();
-}
-
-void Domain::read_leader() {
-  Message message;
-  while (leader_->receive(&message)) {
-    if (static_cast<Kind>(message.number()) == Kind::kEnded) {
-      ended_[message.number()].store(true, std::memory_order_release);
-      continue;
-    }
+void Domain::receive(int from, Message& message, link::Descriptor descriptor) {
+  const auto kind = static_cast<Kind>(message.number());
+  if (kind == Kind::kArena) {
+    std::call_once(kept_, [&] {
+      arena_bytes_ = message.number();
+      arena_fd_ = std::move(descriptor);
+      arena_ = map_arena(arena_fd_.get(), arena_bytes_);
+      has_arena_.set_value();
+    });
+  } else if (kind == Kind::kArrive) {
+    coordinator_->arrive(unpack(message, from));
+  } else if (kind == Kind::kFailed) {
+    const std::string key = message.text(), partition = message.text();
+    const int64_t run = message.number();
+    coordinator_->failed(from, key, partition, run, message.text());
+  } else {
     const auto order = static_cast<Order>(message.number());
     const std::string key = message.text();
     const int64_t offset = message.number();
     obey(order, key, offset, message.text());
   }
-  leader_is_gone();
+}
+
+void Domain::ended(int process) {
+  if (coordinator_ != nullptr) return coordinator_->ended(process);
+  if (process == 0) leader_is_gone();
 }
 
 void Domain::leader_is_gone() {
-  ended_[0].store(true, std::memory_order_release);
+  std::call_once(kept_, [&] {
+    has_arena_.set_exception(std::make_exception_ptr(std::runtime_error(
+        "process 0 refused the connection: another user, or another job; or it has ended")));
+  });
   std::map<std::string, Call> calls;
   {
     std::lock_guard lock(mutex_);
@@ -247,9 +189,9 @@ void Domain::submit(Call call) {
   }
   if (twice)
     return call.fail(arrival.what + ": two calls at the same time that nothing tells apart");
-  if (process_ == 0)
+  if (coordinator_ != nullptr)
     coordinator_->arrive(arrival);
-  else if (!leader_->send(pack(arrival)))
+  else if (!link_.send(0, pack(arrival)))
     leader_is_gone();
 }
 
@@ -296,10 +238,10 @@ void Domain::left(const std::string& key, const std::string& error) {
   threads::publish("purlin: " + error);
   threads::end_run(arrival.run, error);
   break_partition(arrival.partition, error);
-  if (process_ == 0)
+  if (coordinator_ != nullptr)
     coordinator_->failed(0, key, arrival.partition, arrival.run, error);
   else
-    leader_->send(begin(Kind::kFailed).put(key).put(arrival.partition).put(arrival.run).put(error));
+    link_.send(0, begin(Kind::kFailed).put(key).put(arrival.partition).put(arrival.run).put(error));
 }
 
 void Domain::finish(const std::string& key) {

@@ -6,14 +6,15 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "domain/link/link.h"
 #include "domain/shm/coordinator.h"
-#include "domain/shm/socket.h"
 #include "snac/host_block.h"
 
 namespace purlin::shm {
@@ -47,7 +48,7 @@ class Running : public Peers {
   std::atomic<bool> stopped_{false};
 };
 
-class Domain {
+class Domain : private link::Listener {
  public:
   // Joins the processes 0 .. count - 1 that say the same name and token; process 0 must have
   // started before. Throws std::runtime_error.
@@ -68,31 +69,29 @@ class Domain {
   // The call of this key has ended, one way or the other.
   void finish(const std::string& key);
 
-  bool ended(int process) const { return ended_[process].load(std::memory_order_acquire); }
-  int process() const { return process_; }
+  bool has_ended(int process) const { return link_.has_ended(process); }
+  int process() const { return link_.process(); }
 
  private:
-  Domain(int process, int count);
-  void lead(const std::string& name, const std::string& token, int64_t arena_bytes);
-  void welcome(int fd, const std::string& token);
-  int greet(Socket& socket, const std::string& token) const;
-  void serve(int process, Socket& socket);
-  void follow(const std::string& name, const std::string& token);
-  void read_leader();
+  Domain(int process, int count) : link_(process, count, *this) {}
+  void joined(int process) override;
+  void receive(int from, link::Message& message, link::Descriptor descriptor) override;
+  void ended(int process) override;
+  void lead(int64_t arena_bytes);
+  void tell(int process, Order order, const std::string& key, int64_t offset,
+            const std::string& text);
   void obey(Order order, const std::string& key, int64_t offset, const std::string& text);
   void break_partition(const std::string& partition, const std::string& why);
   void leader_is_gone();
 
-  const int process_, count_;
-  std::vector<std::atomic<bool>> ended_;
-  char* arena_ = nullptr;
-  int arena_fd_ = -1;
+  link::Link link_;
+  link::Descriptor arena_fd_;
   int64_t arena_bytes_ = 0;
+  char* arena_ = nullptr;
+  std::promise<void> has_arena_;  // kept by the first descriptor, or by the end of process 0
+  std::once_flag kept_;
 
   std::unique_ptr<Coordinator> coordinator_;  // of process 0
-  std::mutex sockets_mutex_;
-  std::map<int, std::shared_ptr<Socket>> sockets_;  // of process 0: to the others
-  std::shared_ptr<Socket> leader_;                  // of the others
 
   std::mutex mutex_;
   std::map<std::string, Call> calls_;          // submitted, and not finished

@@ -7,9 +7,9 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <vector>
+#include <utility>
 
-namespace purlin::shm {
+namespace purlin::link {
 
 // A message as bytes: numbers and texts in the order in which they were put.
 class Message {
@@ -35,6 +35,12 @@ class Message {
     const int64_t size = number();
     return {take(size), static_cast<size_t>(size)};
   }
+  int64_t peek() const { return Message(*this).number(); }
+  // What has not been taken of another one.
+  Message& append(const Message& rest) {
+    bytes_.append(rest.bytes_, rest.at_);
+    return *this;
+  }
   const std::string& bytes() const { return bytes_; }
 
  private:
@@ -49,26 +55,46 @@ class Message {
   size_t at_ = 0;
 };
 
+// Closes a file descriptor at its end.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd = -1) : fd_(fd) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }  // or -1
+
+ private:
+  int fd_;
+};
+
 // One end of a connection. Several threads may send, one receives.
 class Socket {
  public:
   explicit Socket(int fd) : fd_(fd) {}
-  ~Socket();
   Socket(const Socket&) = delete;
 
-  // False where the other end is gone.
-  bool send(const Message& message);
-  bool receive(Message* message);
-  bool send_fd(int fd);
-  int receive_fd();  // or -1
+  // False where the other end is gone. A descriptor may go with a message; the sender keeps its
+  // own.
+  bool send(const Message& message, int fd = -1);
+  bool receive(Message* message, Descriptor* descriptor = nullptr);
 
   bool is_same_user() const;
 
  private:
+  struct Head {
+    uint64_t bytes;
+    uint64_t descriptors;  // 0 or 1, which comes with this head
+  };
   bool send_all(const char* at, size_t bytes);
   bool receive_all(char* at, size_t bytes);
+  bool send_head(const Head& head, int fd);
+  bool receive_head(Head* head, Descriptor* descriptor);
 
-  const int fd_;
+  const Descriptor fd_;
   std::mutex sending_;
 };
 
@@ -79,4 +105,4 @@ int accept_from(int listener);
 // A connection to `name`, or -1.
 int connect_to(const std::string& name);
 
-}  // namespace purlin::shm
+}  // namespace purlin::link
