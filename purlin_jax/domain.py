@@ -23,7 +23,7 @@ TARGET = "purlin_collective_v2"  # grows with every change of operands or attrib
 _STATE = "purlin_call_site_v2"
 
 _lock = threading.Lock()
-_started: set[str] = set()
+_started: set[tuple[str, bool]] = set()  # platform, joined
 _limits: tuple[float, float] | None = None
 
 
@@ -56,21 +56,35 @@ def _register(platform: str, target: dict[str, Any]) -> None:
     jax.ffi.register_ffi_target(TARGET, target["stages"], platform=platform)
 
 
-def ensure_started(platform: str) -> None:
+def ensure_started(platform: str, *, joined: bool = False) -> None:
     """Start what "cpu" or "cuda" needs before its first call is compiled.
 
     The domain of the GPUs not at import: starting their backend early would break jax.distributed.
+
+    Args:
+      joined: for devices of several processes.
     """
     with _lock:
-        if platform in _started:
+        if (platform, joined) in _started:
             return
         native = _module(platform)
         if platform == "cuda":
-            jax.devices(platform)  # a registration before that would be flushed in the wrong order
-            native.start()
-            _register("CUDA", native.targets())
+            devices = jax.local_devices(backend=platform)
+            # A registration before that would be flushed in the wrong order.
+            if platform not in _platforms():
+                _register("CUDA", native.targets())
+            if joined:
+                processes.join_gpus(native)
+            else:
+                native.start([d.local_hardware_id for d in devices])
+        elif joined:
+            processes.join_cpus()
         native.set_limits(*budget())
-        _started.add(platform)
+        _started.add((platform, joined))
+
+
+def _platforms() -> set[str]:
+    return {platform for platform, _ in _started}
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
@@ -104,13 +118,13 @@ def set_timeout(seconds: float, *, slow: float = 60.0) -> None:
     global _limits
     with _lock:
         _limits = (slow, seconds)
-        for platform in _started | {"cpu"}:
+        for platform in _platforms() | {"cpu"}:
             _module(platform).set_limits(slow, seconds)
 
 
 def last_report() -> str:
     """The last report of a wait that did not end, as printed on stderr; empty if there was none."""
-    reports = [_module(platform).last_report() for platform in sorted(_started | {"cpu"})]
+    reports = [_module(platform).last_report() for platform in sorted(_platforms() | {"cpu"})]
     return "\n".join(text for text in reports if text)
 
 
@@ -128,12 +142,13 @@ def refusal(platform: str, mesh: Any, reduce: str, dtype: str, exported: bool) -
         return "purlin_jax was built without CUDA"
     if not isinstance(mesh, jax.sharding.Mesh):
         return "the mesh is abstract, so the GPUs of its ranks are not known"
-    if any(d.process_index != jax.process_index() for d in mesh.devices.flat):
-        return "the GPUs belong to several processes"
     if reduce and (reduce, dtype) not in cuda.reduces:
         return f"GPUs know no {reduce} of {dtype} yet"
-    ensure_started("cuda")
-    if not cuda.can_peer(ordinals(mesh)):
+    joined = spans_processes(mesh)
+    if joined and (reason := _no_processes(mesh, exported)):
+        return reason
+    ensure_started("cuda", joined=joined)
+    if not cuda.can_peer(device_ids(mesh), joined):
         return "some of the GPUs cannot read each other's memory"
     return None
 
@@ -149,55 +164,64 @@ def _no_processes(mesh: Any, exported: bool) -> str | None:
     return None
 
 
-def processes_of(platform: str, mesh: Any) -> list[int]:
-    """The process of each logical device; empty if all are of this one, and on GPUs.
+def processes_of(mesh: Any) -> list[int]:
+    """The process of each logical device; empty if all are of this one.
 
     Processes are counted on each host.
     """
-    if not _spans_processes(platform, mesh):
+    if not spans_processes(mesh):
         return []
     numbers = processes.on_their_hosts()
     return [numbers[d.process_index] for d in mesh.devices.flat]
 
 
-def hosts_of(platform: str, mesh: Any) -> np.ndarray | None:
+def hosts_of(mesh: Any) -> np.ndarray | None:
     """The host of each device, shaped like the mesh; None if they are all on one."""
-    if not _spans_processes(platform, mesh):
+    if not spans_processes(mesh):
         return None
     found = processes.hosts()
     numbers = np.array([found[d.process_index] for d in mesh.devices.flat])
     return None if len(set(numbers)) == 1 else numbers.reshape(mesh.devices.shape)
 
 
-def _spans_processes(platform: str, mesh: Any) -> bool:
-    return (
-        platform == "cpu"
-        and jax.process_count() > 1
-        and {d.process_index for d in mesh.devices.flat} != {jax.process_index()}
-    )
+def spans_processes(mesh: Any) -> bool:
+    """Whether some of the devices belong to other processes."""
+    return jax.process_count() > 1 and {d.process_index for d in mesh.devices.flat} != {
+        jax.process_index()
+    }
 
 
 def no_window(platform: str, mesh: Any, partition: np.ndarray) -> str | None:
     """Why there are no windows for groups of logical devices, or None if there are."""
     if platform == "cpu":
         return None
-    devices = np.asarray(ordinals(mesh))
+    ids = np.asarray(device_ids(mesh))
     try:
-        cuda.reserve(devices[partition].ravel().tolist(), partition.shape[1])
+        cuda.reserve(ids[partition].ravel().tolist(), partition.shape[1], spans_processes(mesh))
     except RuntimeError as error:
         return str(error)
     return None
 
 
-def ordinals(mesh: Any) -> list[int]:
-    """The local hardware number of each logical device of a concrete mesh."""
+def device_ids(mesh: Any) -> list[int]:
+    """What the domain of the GPUs of a concrete mesh calls each logical device.
+
+    The local hardware numbers, or JAX's numbers where the mesh leaves this process.
+    """
+    if spans_processes(mesh):
+        return [d.id for d in mesh.devices.flat]
     return [d.local_hardware_id for d in mesh.devices.flat]
+
+
+def lends(platform: str, mesh: Any) -> bool:
+    """Whether ranks may read each other's arrays where they lie."""
+    return platform == "cpu" or not spans_processes(mesh) or bool(cuda.lends())
 
 
 def arch(platform: str, mesh: Any) -> str:
     """Name of the policy table for the devices: "cpu", "cpu_shm", or "sm_90" for capability 9.0."""
     if platform == "cpu":
-        return "cpu_shm" if processes_of(platform, mesh) else "cpu"
+        return "cpu_shm" if processes_of(mesh) else "cpu"
     return "sm_" + mesh.devices.flat[0].compute_capability.replace(".", "")
 
 

@@ -85,13 +85,13 @@ def _lower(platform: str) -> Any:
             reason = f"counts are not split over automatic axes {automatic_axes(ctx)}"
         if reason is None:
             partition = groups.partition(mesh, params.axes, params.groups)
-            placed = domain.hosts_of(platform, mesh)
+            placed = domain.hosts_of(mesh)
             if placed is not None and not hosts.keeps_to_them(placed, partition):
                 return _over_hosts(ctx, operands, params, placed)
             reason = domain.no_window(platform, mesh, partition)
         if reason is not None:
             return _lower_to_lax(reason)(ctx, *operands, params=params)
-        domain.ensure_started(platform)
+        domain.ensure_started(platform, joined=domain.spans_processes(mesh))
         attributes = _attributes(platform, ctx, params, ctx.avals_in)
         call = _Call(params, attributes, _in_place(platform, params.op, attributes["regime"]))
         operands = (partition_id(ctx), *operands)
@@ -209,14 +209,15 @@ def _attributes(
     """What the handler reads; ffi/xla/site.h is its other side."""
     counted = isinstance(params, CountedParams)
     mesh = mesh_of(ctx)
-    processes = domain.processes_of(platform, mesh)
+    processes = domain.processes_of(mesh)
     tag = _tag(params, avals)
     plans = [
         _native.plan(params.op, _most_rows(params, x), x.dtype.itemsize, params.world, s, c)
         for x, s, c in zip(avals, params.split, params.concat, strict=not counted)
     ]
     item_bytes = avals[0].dtype.itemsize if params.reduce else 1
-    traffic = Traffic.of(plans, item_bytes, domain.capacity(platform, params.world))
+    capacity = domain.capacity(platform, params.world)
+    traffic = Traffic.of(plans, item_bytes, capacity, lends=domain.lends(platform, mesh))
     choice = choose(params.policy, params.op, domain.arch(platform, mesh), params.world, traffic)
     return {
         "op": params.op,
@@ -231,10 +232,12 @@ def _attributes(
         "packet_bytes": np.int64(choice.packet_bytes),
         "world": np.int64(params.world),
         "processes": np.asarray(processes, np.int64),
-        "ordinal": np.int64(_begin(ctx, params.site, tag) if processes else 0),
+        "ordinal": np.int64(
+            _begin(ctx, params.site, tag) if processes and platform == "cpu" else 0
+        ),
         "operands": ", ".join(x.str_short() for x in avals[: len(params.split)]),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
-        "devices": np.asarray([] if platform == "cpu" else domain.ordinals(mesh), np.int64),
+        "devices": np.asarray([] if platform == "cpu" else domain.device_ids(mesh), np.int64),
         "split": np.asarray(params.split, np.int64),
         "concat": np.asarray(params.concat, np.int64),
         **_about_counts(params),

@@ -105,19 +105,28 @@ class Traffic:
       item_bytes: of an element, in reductions; 1 for copies.
       packed: whether the blocks have no gaps on the sender's side, and on the receiver's.
       capacity: bytes that the windows of a group hold, for regimes that have such a limit.
+      lends: whether ranks may read each other's arrays where they lie.
     """
 
     nbytes: int
     item_bytes: int = 1
     packed: tuple[bool, bool] = (True, True)
     capacity: Mapping[str, int] = field(default_factory=dict)
+    lends: bool = True
 
     @classmethod
-    def of(cls, plans: Iterable[dict[str, Any]], item_bytes: int, capacity: dict[str, int]) -> Self:
+    def of(
+        cls,
+        plans: Iterable[dict[str, Any]],
+        item_bytes: int,
+        capacity: dict[str, int],
+        *,
+        lends: bool = True,
+    ) -> Self:
         """Of the box plans of all operands."""
         known = list(plans)
         sides = (all(p["src_packed"] for p in known), all(p["dst_packed"] for p in known))
-        return cls(sum(p["bytes"] for p in known), item_bytes, sides, capacity)
+        return cls(sum(p["bytes"] for p in known), item_bytes, sides, capacity, lends)
 
 
 def own_folder() -> Path:
@@ -174,6 +183,12 @@ def table(arch: str) -> dict[str, Any]:
 
 _ROUNDING = 512  # bytes that several operands may waste in packets and lines
 _EITHER_WAY = ("zero_staging", "zero_staging_push")
+# What takes the place of regimes in which ranks use each other's arrays.
+_WITHOUT_LENDING = {
+    "zero_staging": "staged",
+    "zero_staging_push": "staged",
+    "zero_staging_composed": "composed",
+}
 
 
 def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> Choice:
@@ -209,6 +224,14 @@ def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> 
         pull, push = traffic.packed
         if pull != push:
             regime = _EITHER_WAY[0 if pull else 1]
+    if not traffic.lends and regime in _WITHOUT_LENDING:
+        if forced.regime != "auto":
+            raise ValueError(
+                f"purlin.{op}: regime {regime!r} needs arrays that other processes can map, and "
+                "those of the allocator in use cannot be; take the default of "
+                "XLA_PYTHON_CLIENT_ALLOCATOR, or leave the regime to the policy"
+            )
+        regime = _WITHOUT_LENDING[regime]
     return Choice(
         regime,
         forced.atom or band.get("atom", found["atom"]),

@@ -24,7 +24,8 @@ def _free_port() -> int:
 class Job:
     """`count` processes of `devices` CPU devices each, in strict mode; a context that ends them.
 
-    `env` holds variables of the environment of all, and `own` of single processes.
+    `env` holds variables of the environment of all, and `own` of single processes. With `gpus`,
+    each process has one of so many GPUs instead, which processes share.
     """
 
     def __init__(
@@ -35,9 +36,18 @@ class Job:
         devices: int = 2,
         env: Mapping[str, str] | None = None,
         own: Mapping[int, Mapping[str, str]] | None = None,
+        gpus: int = 0,
     ) -> None:
         self._program, self._args, self._count, self._devices = program, args, count, devices
-        self._own = own or {}
+        self._own = {i: dict((own or {}).get(i, {})) for i in range(count)}
+        for i in range(count if gpus else 0):
+            share = 0.9 / -(-count // gpus)
+            self._own[i] = {
+                "JAX_PLATFORMS": "cuda,cpu",
+                "CUDA_VISIBLE_DEVICES": str(i % gpus),
+                "XLA_PYTHON_CLIENT_MEM_FRACTION": f"{min(share, 0.2):.3f}",
+                **self._own[i],
+            }
         self._env = {**os.environ, "PURLIN_FALLBACK": "error", **(env or {})}
         self._env["PURLIN_POLICIES"] = os.devnull  # no tables of the user's own
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -51,7 +61,7 @@ class Job:
             self.processes[i] = subprocess.Popen(
                 [sys.executable, "-m", "tests.process_programs", self._program, *where],
                 cwd=ROOT,
-                env={**self._env, **self._own.get(i, {})},
+                env={**self._env, **self._own[i]},
                 stdout=self._files[i],
                 stderr=subprocess.STDOUT,
             )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 import purlin_jax as purlin
+from purlin_jax import _native
 
 P = jax.P
 Fn = Callable[..., Any]
@@ -46,10 +48,12 @@ def same(got: Any, expected: Any, what: str = "") -> None:
         where = f"{what} {jax.tree_util.keystr(path)}"
         assert (a.shape, a.dtype) == (b.shape, b.dtype), (where, a.shape, b.shape, a.dtype, b.dtype)
         theirs = (
-            {} if isinstance(b, np.ndarray) else {s.device: s.data for s in b.addressable_shards}
+            {}
+            if isinstance(b, np.ndarray)
+            else {str(s.index): s.data for s in b.addressable_shards}
         )
         for s in a.addressable_shards:
-            one = np.asarray(theirs[s.device]) if theirs else b[s.index]
+            one = np.asarray(theirs[str(s.index)]) if theirs else b[s.index]
             np.testing.assert_array_equal(np.asarray(s.data), one, err_msg=where)
 
 
@@ -59,6 +63,10 @@ def like_lax(f: Fn, mesh: Mesh, *xs: np.ndarray, what: str) -> None:
     before = sum(purlin.native_calls().values())
     got = jax.block_until_ready(over(f("purlin"), mesh)(*arrays))
     assert sum(purlin.native_calls().values()) > before, what
+    if mesh.devices.flat[0].platform != "cpu":  # NCCL takes no two processes on one GPU
+        cpus = np.array(jax.local_devices(backend="cpu"))[: mesh.size]
+        mesh = Mesh(cpus.reshape(mesh.devices.shape), mesh.axis_names)
+        arrays = [put(x, mesh) for x in xs]
     same(got, over(f("lax"), mesh)(*arrays), what)
 
 
@@ -71,17 +79,18 @@ def numbers(dtype: Any, shape: Any, seed: int = 0) -> np.ndarray:
     return x.astype(dtype)
 
 
-def _fixed(v: jax.Array, reduces: bool, only_reduce: bool) -> dict[str, Any]:
+def _fixed(v: jax.Array, ops: Collection[str]) -> dict[str, Any]:
     name = "or" if v.dtype == jnp.bool_ else "sum"
-    results = {"all_reduce": purlin.all_reduce(v, "x", name)}
-    if only_reduce:
-        return results
-    results["all_to_all"] = purlin.all_to_all(v, "x", 1, 0, tiled=True)
-    results["all_gather"] = purlin.all_gather(v, "x", tiled=True)
-    if reduces:
-        results["reduce_scatter"] = purlin.reduce_scatter(v, "x", tiled=True)
+    forms = {
+        "all_reduce": lambda: purlin.all_reduce(v, "x", name),
+        "all_to_all": lambda: purlin.all_to_all(v, "x", 1, 0, tiled=True),
+        "all_gather": lambda: purlin.all_gather(v, "x", tiled=True),
+        "reduce_scatter": lambda: purlin.reduce_scatter(v, "x", name, tiled=True),
+    }
+    results = {op: form() for op, form in forms.items() if op in ops}
+    if "all_reduce" in ops and v.dtype != jnp.bool_:
         results["psum"] = purlin.psum({"tree": [v, v[:1]]}, "x")["tree"][1]
-    if v.dtype in (jnp.float32, jnp.int8):
+    if "all_reduce" in ops and v.dtype in (jnp.float32, jnp.int8):
         results["pmax"] = purlin.pmax(v, "x")
     return results
 
@@ -100,11 +109,13 @@ def _fixed_expected(x: np.ndarray, n: int, like: dict[str, Any]) -> dict[str, An
     return {name: every[name] for name in like}
 
 
-def fixed(*regimes: str) -> None:
-    """The fixed collectives in several dtypes and sizes, each regime in one program."""
+_SIZES = {"auto": 1, "packet": 3, "line": 30}  # of others: 301
+
+
+def fixed(*ways: str) -> None:
+    """The fixed collectives in several dtypes and sizes; a program for each "regime[:atom]"."""
     mesh = mesh_of()
     n = mesh.size
-    sizes = {"auto": 1, "packet": 3, "staged": 301, "composed": 301}
     xs = {
         f"{np.dtype(dtype).name}": numbers(dtype, (n * n, n * width, 3))
         for dtype, width in (
@@ -116,21 +127,24 @@ def fixed(*regimes: str) -> None:
         )
         if n < 8 or dtype == np.float32  # with many processes, all takes longer
     }
-    for regime in regimes:
-        wide = {k: np.tile(x, (1, sizes[regime], 1)) for k, x in xs.items()}
+    for way in ways:
+        regime, _, atom = way.partition(":")
+        ops = _native.regimes[regime][0] if regime != "auto" else _native.collectives
+        wide = {k: np.tile(x, (1, _SIZES.get(regime, 301), 1)) for k, x in xs.items()}
         if regime == "auto":  # all bands of the table, and nothing at all
             wide |= {f"f{k}": numbers(np.float32, (n * n, n, k)) for k in (1, 999, 640_009 // n**2)}
 
-        def f(tree: Any, regime: str = regime) -> Any:
-            with purlin.policy(regime, staging_bytes=4096 if regime == "staged" else 0):
+        def f(tree: Any, regime: str = regime, atom: str = atom, ops: Any = ops) -> Any:
+            staging = 4096 if regime == "staged" else 0
+            with purlin.policy(regime, atom=atom, staging_bytes=staging):
                 # Made empty in here: XLA ends the process of a program with empty operands.
                 parts = {k: v[..., :0] if k == "f1" else v for k, v in tree.items()}
-                return {k: _fixed(v, k != "bool", regime == "composed") for k, v in parts.items()}
+                return {k: _fixed(v, ops) for k, v in parts.items()}
 
         got = over(f, mesh)({k: put(x, mesh) for k, x in wide.items()})
         for k, y in got.items():
             x = wide[k][..., :0] if k == "f1" else wide[k]
-            same(y, _fixed_expected(x, n, y), f"{regime} {k}")
+            same(y, _fixed_expected(x, n, y), f"{way} {k}")
         if regime != "auto":
             assert any(used == regime for _, used in purlin.native_regimes())
 
@@ -229,17 +243,21 @@ def small() -> None:
     counted()
 
 
-PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (everything, small)}
+PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (everything, small, fixed, counted, transforms)}
 
 
 def main(name: str, process: str, count: str, devices: str, port: str, *args: str) -> None:
-    jax.config.update("jax_num_cpu_devices", int(devices))
+    on_gpus = os.environ.get("JAX_PLATFORMS", "").startswith("cuda")
+    cpus = int(devices) * int(count) if on_gpus else int(devices)  # on GPUs, to compare with
+    jax.config.update("jax_num_cpu_devices", cpus)
     jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(process))
     start = time.monotonic()
     from tests import process_faults, process_hosts, process_runs
 
     programs = dict(PROGRAMS)
-    for module in (process_runs, process_faults, process_hosts):
+    from tests.gpu import process_programs as gpu_programs
+
+    for module in (process_runs, process_faults, process_hosts, gpu_programs):
         programs |= module.PROGRAMS
     programs[name](*args)
     print(f"DONE {time.monotonic() - start:.1f} s", flush=True)

@@ -46,9 +46,9 @@ class Bench {
         domain_(peer::Domain::start()),
         world_(static_cast<int>(domain_.devices().size())) {
     domain_.set_limits(10, 20);
-    std::vector<int> ordinals;
-    std::vector<int64_t> partition;
-    for (int r = 0; r < world_; ++r) ordinals.push_back(r), partition.push_back(r);
+    peer::Group group;
+    group.world = world_;
+    for (int r = 0; r < world_; ++r) group.partition.push_back(r);
     for (int r = 0; r < world_; ++r) {
       Rank& rank = ranks_.emplace_back();
       check(cudaSetDevice(r));
@@ -59,7 +59,7 @@ class Bench {
       rank.call.rank = r;
       rank.call.world = world_;
       rank.call.operands = 1;
-      domain_.attach(partition, world_, ordinals, rank.call);
+      domain_.attach(group, rank.call);
       rank.call.staging_used = rank.call.capacity.staging_half;
     }
   }
@@ -79,8 +79,8 @@ class Bench {
     if (label.threads == 0) label.threads = kMaxThreads;
     prepare(cell, regime, label.depth);
 
-    const Kernel kernel = find_kernel(
-        {label.atom, regime, cell.collective().consume, "sum", "float32", false, is_flat(ranks_[0].call)});
+    const Kernel kernel = find_kernel({label.atom, regime, cell.collective().consume, "sum",
+                                       "float32", false, is_flat(ranks_[0].call)});
     std::string why = refuse<CudaForms>(ranks_[0].call, regime, label.blocks);
     if (kernel.function == nullptr || !fits(regime, cell.collective()))
       why = "no kernel for " + words[0] + " in regime " + words[1] + " by Atom " + words[2];
@@ -114,7 +114,7 @@ class Bench {
       rank.call.item_bytes = 4;
       const peer::Device& device = domain_.device(r);
       rank.watch = {device.device_report, device.limits,
-                    device.calls + cell.row * kNumRegimes + static_cast<int>(regime), cell.row};
+                    device.calls + cell.row * kNumRegimes + static_cast<int>(regime), cell.row, 0};
     }
   }
 

@@ -16,6 +16,12 @@ struct Operand {
   int64_t row_bytes = 0;  // of the leading axis
 };
 
+// What to add to an operand's addresses for each rank to see the same memory.
+struct Lent {
+  int64_t src[kMaxRanks] = {};
+  int64_t dst[kMaxRanks] = {};
+};
+
 // What small calls need comes first: a GPU fetches the parameters of each call anew, line by line.
 template <class Packet>
 struct Call {
@@ -32,11 +38,19 @@ struct Call {
   int32_t item_bytes = 1;    // of its elements
   int64_t packet_bytes = 0;  // of a counted stream that travels in packets, at most
   Counted counted;           // of collectives whose counts are data
+  Lent lent[kMaxOperands];   // where ranks are of several processes
 
   PURLIN_HD Control& control() const { return window[rank].control(); }
   // The part of rank q's staging that belongs to `epoch`.
   PURLIN_HD char* staging(int q, uint64_t epoch) const {
     return window[q].staging(epoch, world, capacity);
+  }
+  // Where rank p sees the address of an operand.
+  PURLIN_HD uint64_t src_for(int p, int o, const char* at) const {
+    return reinterpret_cast<uint64_t>(at) + lent[o].src[p];
+  }
+  PURLIN_HD uint64_t dst_for(int p, int o) const {
+    return reinterpret_cast<uint64_t>(operand[o].dst) + lent[o].dst[p];
   }
   PURLIN_HD int peer(int step) const {
     const int p = rank + step;  // step is at most world

@@ -67,7 +67,8 @@ PURLIN_RANK void zero_staging_counted(Block& block, const Call<typename Atom::Pa
   if (lends && block.thread() < call.world) block.release();
   tell(block, call, epoch, words, [&](int w, int p) {
     if (w < kCountWords) return count_word(of, counts, w, p);
-    return reinterpret_cast<uint64_t>(stream_of(call.operand[w - kCountWords], counts, p));
+    const int o = w - kCountWords;
+    return call.src_for(p, o, stream_of(call.operand[o], counts, p));
   });
   for (int step = 1; step < call.world; ++step)
     if (const int p = call.peer(step); is_short(call, counts.send[p]))

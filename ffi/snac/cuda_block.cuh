@@ -125,6 +125,7 @@ class CudaBlock {
     r.world = call.world;
     r.peer = where.peer;
     r.block = block;
+    r.group = watch.group;
     r.phase = where.phase;
     ptx::store_release_sys(&r.alarm, static_cast<uint64_t>(alarm));
   }

@@ -48,6 +48,12 @@ constexpr bool is_staged(Regime regime) {
   return regime == Regime::kStaged || regime == Regime::kComposed;
 }
 
+// Whether ranks read or write each other's arrays where they lie.
+constexpr bool is_lent(Regime regime) {
+  return regime == Regime::kZeroStaging || regime == Regime::kZeroStagingPush ||
+         regime == Regime::kZeroStagingComposed;
+}
+
 // Whether data and flags travel together, in words of eight bytes on GPUs.
 PURLIN_HD constexpr bool is_flagged(Regime regime) {
   return regime == Regime::kPacket || regime == Regime::kLine;

@@ -168,7 +168,7 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
                               const Consumer& consumer = Consumer()) {
   const uint64_t epoch = enter(block, call);
   auto& from = block.shared().from;
-  const auto input = [&](int o, int) { return reinterpret_cast<uint64_t>(call.operand[o].src); };
+  const auto input = [&](int o, int p) { return call.src_for(p, o, call.operand[o].src); };
   const auto place = [&](int o, int p, uint64_t address) {
     from[o][p] = reinterpret_cast<const char*>(address) + call.rank * call.operand[o].plan.src_step;
   };
@@ -190,7 +190,7 @@ template <class Atom, class Block>
 PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packet>& call) {
   const uint64_t epoch = enter(block, call);
   auto& to = block.shared().to;
-  const auto result = [&](int o, int) { return reinterpret_cast<uint64_t>(call.operand[o].dst); };
+  const auto result = [&](int o, int p) { return call.dst_for(p, o); };
   const auto place = [&](int o, int p, uint64_t address) {
     to[o][p] = reinterpret_cast<char*>(address) + call.rank * call.operand[o].plan.dst_step;
   };
@@ -219,9 +219,9 @@ PURLIN_RANK void zero_staging_composed(Block& block, const Call<typename Atom::P
   const uint64_t epoch = enter(block, call);
   auto& from = block.shared().from;
   auto& results = block.shared().results;
-  const auto mine = [&](int w, int) {
-    const Operand& operand = call.operand[w / 2];
-    return reinterpret_cast<uint64_t>(w % 2 == 0 ? operand.src : operand.dst);
+  const auto mine = [&](int w, int p) {
+    const int o = w / 2;
+    return w % 2 == 0 ? call.src_for(p, o, call.operand[o].src) : call.dst_for(p, o);
   };
   const auto place = [&](int w, int p, uint64_t address) {
     (w % 2 == 0 ? from : results)[w / 2][p] = reinterpret_cast<const char*>(address);

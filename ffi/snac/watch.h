@@ -28,6 +28,7 @@ struct Report {
   int32_t world;
   int32_t peer;
   int32_t block;
+  int32_t group;  // of the watch
   Phase phase;
   Fault fault;  // of counts: `seen` is its value and `expected` its limit
 };
@@ -37,6 +38,7 @@ struct Watch {
   const Limits* limits;  // device memory
   uint64_t* calls;       // device memory: counts this collective in this regime
   int32_t row;
+  int32_t group;  // the host's number for the ranks
 };
 
 }  // namespace purlin

@@ -1,4 +1,4 @@
-// The custom-call target of collectives between the GPUs of one process.
+// The custom-call target of collectives between the GPUs of one process, or of several on a host.
 //
 // A handler only launches: XLA captures it into a command buffer and replays it without calling it,
 // so nothing that changes from call to call may live on the host.
@@ -29,7 +29,6 @@ struct CudaSite {
                                   site.reduce + " " + site.dtype + " in regime " +
                                   kRegimeNames[static_cast<int>(site.regime)] + " by Atom " +
                                   site.atom);
-    peer::name_site(tag_of(site.tag), std::string(site.collective().name) + " in " + site.text);
   }
 
   Kernel find(bool flat) const {
@@ -42,6 +41,7 @@ struct CudaSite {
 
   // What does not change between the calls of a device.
   struct Ready {
+    peer::Domain* domain;
     CudaCall call;
     Watch watch;
     int max_blocks;
@@ -53,34 +53,35 @@ ffi::TypeId CudaSite::id = {};
 auto cuda_site_info = ffi::MakeTypeInfo<CudaSite>();
 
 CudaSite::Ready prepare(const Site& site, int ordinal) {
-  peer::Domain& domain = peer::Domain::start();
-  auto ordinal_of = [&](int64_t logical) { return static_cast<int>(site.devices.at(logical)); };
-  const auto own = std::find_if(site.partition.begin(), site.partition.end(),
-                                [&](int64_t logical) { return ordinal_of(logical) == ordinal; });
-  if (own == site.partition.end())
-    throw std::runtime_error("device " + std::to_string(ordinal) + " is in no group");
-  const int position = static_cast<int>(own - site.partition.begin());
-  const int first = position / site.world * site.world;
-  std::vector<int> group;
-  for (int r = 0; r < site.world; ++r) group.push_back(ordinal_of(site.partition[first + r]));
-
-  // Windows belong to an exact partition of the real devices, whatever the mesh calls them.
-  std::vector<int64_t> partition;
-  for (int64_t logical : site.partition) partition.push_back(ordinal_of(logical));
+  const bool joined = !site.processes.empty();
   CudaSite::Ready ready;
-  ready.call.rank = position - first;
+  ready.domain = joined ? peer::Domain::running(true) : &peer::Domain::start();
+  if (ready.domain == nullptr) throw std::runtime_error("the processes have not been joined");
+  const peer::Device& device = ready.domain->device(ordinal);
+  // Windows belong to an exact partition of the real devices, whatever the mesh calls them.
+  peer::Group group;
+  for (int64_t logical : site.partition) group.partition.push_back(site.devices.at(logical));
+  const auto own = std::find(group.partition.begin(), group.partition.end(), device.id);
+  if (own == group.partition.end())
+    throw std::runtime_error("device " + std::to_string(ordinal) + " is in no group");
+  const int position = static_cast<int>(own - group.partition.begin());
+  group.world = site.world;
+  group.first = position / site.world * site.world;
+  ready.call.rank = position - group.first;
   ready.call.world = site.world;
   ready.call.depth = site.depth;
   ready.call.tag = static_cast<uint32_t>(tag_of(site.tag));
-  domain.attach(partition, site.world, group, ready.call);
+  const int32_t number = ready.domain->attach(group, ready.call);
   const int64_t half = ready.call.capacity.staging_half;
   ready.call.staging_used = site.staging_bytes > 0 ? std::min(site.staging_bytes, half) : half;
   ready.call.packet_bytes =
       std::min(site.packet_bytes, most_packet_bytes<CudaForms>(ready.call.capacity));
-  ready.max_blocks = domain.max_blocks();
-  const peer::Device& device = domain.device(ordinal);
+  ready.max_blocks = ready.domain->max_blocks();
   ready.watch = {device.device_report, device.limits,
-                 device.calls + site.row * kNumRegimes + static_cast<int>(site.regime), site.row};
+                 device.calls + site.row * kNumRegimes + static_cast<int>(site.regime), site.row,
+                 number};
+  ready.domain->name_site(tag_of(site.tag), std::string(site.collective().name) + " in " +
+                                                site.text + " (" + site.operands + ")");
   return ready;
 }
 
@@ -107,6 +108,8 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
       bytes += buffers.plans[o].bytes();
     }
     if (bytes == 0 && !site.collective().counted) return ffi::Error::Success();
+    ready.domain->check_group(ready.watch.group);
+    if (is_lent(site.regime)) ready.domain->lend(ready.watch.group, call);
     const int blocks = std::min(site.blocks > 0 ? site.blocks : kMaxBlocks / 2, ready.max_blocks);
     const int threads = site.threads > 0 ? site.threads : kMaxThreads;
     if (const std::string why = refuse<CudaForms>(call, site.regime, blocks); !why.empty())

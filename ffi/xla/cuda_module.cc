@@ -1,12 +1,17 @@
 // The Python module of the CUDA side: its custom-call target, the domain and its reports.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "domain/peer/domain.h"
 #include "domain/peer/watcher.h"
+#include "domain/vmm/memory.h"
 #include "xla/binding.h"
 #include "xla/cuda.h"
 
@@ -36,9 +41,32 @@ nb::dict atoms() {
 }
 
 nb::dict calls() {
-  const peer::Domain* domain = peer::Domain::running();
-  if (domain == nullptr) return nb::dict();
-  return xla_ffi::counts([&](int row, int regime) { return domain->calls(row, regime); });
+  return xla_ffi::counts([](int row, int regime) {
+    int64_t sum = 0;
+    for (const peer::Domain* domain : peer::Domain::all()) sum += domain->calls(row, regime);
+    return sum;
+  });
+}
+
+// The domain of the GPUs of this process, or of several.
+peer::Domain& domain_of(bool joined) {
+  if (!joined) return peer::Domain::start();
+  if (peer::Domain* domain = peer::Domain::running(true)) return *domain;
+  throw std::runtime_error("the processes have not been joined");
+}
+
+void join(int process, int count, const std::string& name, const std::string& token,
+          const std::vector<std::pair<int64_t, int>>& devices, bool lends, double seconds) {
+  peer::Domain::join({process, count, name, token, devices, lends, seconds});
+}
+
+// Whether memory at an address of a GPU can be mapped by other processes.
+bool can_share(uint64_t address) {
+  try {
+    return vmm::exported(vmm::range_of(reinterpret_cast<const void*>(address)).base).get() >= 0;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 }  // namespace
@@ -55,11 +83,17 @@ NB_MODULE(_cuda, m) {
   m.attr("atoms") = atoms();
   m.def("targets", [] { return xla_ffi::as_dict(xla_ffi::cuda_target()); });
   m.def(
-      "start", [] { peer::Domain::start(); }, nb::call_guard<nb::gil_scoped_release>(),
-      "Reserve an arena, open peer access and load every kernel, on every GPU; once.");
+      "start", [](const std::vector<int>& ordinals) { peer::Domain::start(ordinals); },
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Reserve an arena, open peer access and load every kernel, on these GPUs; once.");
   m.def("devices", &devices);
-  m.def("can_peer",
-        [](const std::vector<int>& ordinals) { return peer::Domain::start().can_peer(ordinals); });
+  m.def("join", &join, nb::call_guard<nb::gil_scoped_release>(),
+        "Share the memory of the GPUs [(id, ordinal)] with other processes; once.");
+  m.def("can_share", &can_share);
+  m.def("lends", [] { return domain_of(true).lends(); });
+  m.def("can_peer", [](const std::vector<int64_t>& ids, bool joined) {
+    return domain_of(joined).can_peer(ids);
+  });
   m.def("arena", [] {
     const peer::Domain& domain = peer::Domain::start();
     return nb::make_tuple(domain.arena_used(), domain.arena_bytes());
@@ -76,13 +110,14 @@ NB_MODULE(_cuda, m) {
       "Bytes from one rank to another that the windows of a group hold, by regime.");
   m.def(
       "reserve",
-      [](const std::vector<int64_t>& partition, int world) {
-        peer::Domain::start().reserve(partition, world);
+      [](const std::vector<int64_t>& partition, int world, bool joined) {
+        domain_of(joined).reserve(partition, world);
       },
-      "Windows for a partition of the devices, given by ordinals; RuntimeError when the arena is "
-      "full.");
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Windows for a partition of the devices, given by ids; RuntimeError when the arena is full.");
   m.def("calls", &calls);
-  m.def("set_limits",
-        [](double slow_s, double budget_s) { peer::Domain::start().set_limits(slow_s, budget_s); });
+  m.def("set_limits", [](double slow_s, double budget_s) {
+    for (peer::Domain* domain : peer::Domain::all()) domain->set_limits(slow_s, budget_s);
+  });
   m.def("last_report", &peer::last_report);
 }

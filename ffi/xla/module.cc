@@ -93,13 +93,13 @@ NB_MODULE(_native, m) {
   m.def(
       "join",
       [](int process, int count, const std::string& name, const std::string& token,
-         int64_t arena_bytes) {
-        shm::Domain::start(process, count, name, token, arena_bytes);
+         int64_t arena_bytes, double seconds) {
+        shm::Domain::start(process, count, name, token, arena_bytes, seconds);
         threads::set_process(process);
       },
       nb::arg("process"), nb::arg("count"), nb::arg("name"), nb::arg("token"),
-      nb::arg("arena_bytes"), nb::call_guard<nb::gil_scoped_release>(),
-      "Share memory with the other processes of this host; process 0 first.");
+      nb::arg("arena_bytes"), nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(),
+      "Share memory with the other processes of this host, which wait for process 0.");
   m.def(
       "result_shape",
       [](const std::string& op, const std::vector<int64_t>& shape, int world, int split, int concat,

@@ -2,6 +2,7 @@
 #include "domain/link/link.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <stdexcept>
 #include <thread>
@@ -9,7 +10,7 @@
 
 namespace purlin::link {
 
-void Link::join(const std::string& name, const std::string& token) {
+void Link::join(const std::string& name, const std::string& token, double seconds) {
   if (process_ == 0) {
     std::thread([this, listener = listen_at(name), token] {
       for (int fd; (fd = accept_from(listener)) >= 0;)
@@ -17,7 +18,11 @@ void Link::join(const std::string& name, const std::string& token) {
     }).detach();
     return;
   }
-  const int fd = connect_to(name);
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  int fd = connect_to(name);
+  for (; fd < 0 && Clock::now() < end; fd = connect_to(name))
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (fd < 0)
     throw std::runtime_error("process 0 does not answer at " + name + ": " + std::strerror(errno));
   auto leader = std::make_shared<Socket>(fd);

@@ -30,9 +30,9 @@ class Link {
   Link(int process, int count, Listener& listener)
       : process_(process), count_(count), listener_(listener), ended_(count) {}
 
-  // Process 0 must have joined before the others. Throws std::runtime_error. The link must then
-  // live as long as the process.
-  void join(const std::string& name, const std::string& token);
+  // The others wait for process 0 for so long. Throws std::runtime_error. The link must then live
+  // as long as the process.
+  void join(const std::string& name, const std::string& token, double seconds);
 
   // False where the other has ended. A descriptor may go with the message.
   bool send(int to, const Message& message, int fd = -1);

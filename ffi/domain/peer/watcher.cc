@@ -26,35 +26,37 @@ Log& log() {
   return *all;
 }
 
-std::string site_locked(uint64_t tag) {
+std::string site_of(uint64_t tag) {
+  std::lock_guard lock(log().mutex);
   const auto found = log().sites.find(tag);
   return found == log().sites.end() ? "call site " + std::to_string(tag) : found->second;
 }
 
-std::string describe_locked(const Device& device, const Report& r) {
+std::string describe(const Domain& domain, const Device& device, const Report& r) {
   static constexpr const char* kPhases[] = {"entering", "waiting for packets", "leaving"};
   const auto alarm = static_cast<Alarm>(r.alarm);
   std::string text = "purlin: ";
   if (alarm == Alarm::kBadCounts) {
     const Finding found = {r.fault, static_cast<int64_t>(r.seen), static_cast<int64_t>(r.expected)};
     return text + "bad counts: " + std::string(kCollectives[r.row].name) + " call " +
-           std::to_string(r.epoch) + " at " + site_locked(r.tag) + ": " +
-           describe(found, r.rank, r.peer);
+           std::to_string(r.epoch) + " at " + site_of(r.tag) + ": " +
+           purlin::describe(found, r.rank, r.peer);
   }
   text += alarm == Alarm::kSlow ? "slow" : alarm == Alarm::kExpired ? "gave up" : "ranks disagree";
   text += ": " + std::string(kCollectives[r.row].name) + " call " + std::to_string(r.epoch) +
-          " at " + site_locked(r.tag) + ": rank " + std::to_string(r.rank) + " of " +
+          " at " + site_of(r.tag) + ": " + domain.name_of(r.group, r.rank) + " of " +
           std::to_string(r.world) + " (device " + std::to_string(device.ordinal) + ", block " +
-          std::to_string(r.block) + ") " + kPhases[static_cast<int>(r.phase)] +
-          ", waiting for rank " + std::to_string(r.peer);
+          std::to_string(r.block) + ") " + kPhases[static_cast<int>(r.phase)] + ", waiting for " +
+          domain.name_of(r.group, r.peer);
   if (alarm == Alarm::kDisagree)
-    return text + ", which runs " + site_locked(tag_of(r.seen)) +
+    return text + ", which runs " + site_of(tag_of(r.seen)) +
            "; all ranks must run the same program";
   // Flags hold the epoch and a tag; the words of the exit hold the epoch alone.
   auto epoch = [&](uint64_t word) { return r.phase == Phase::kLeave ? word : epoch_of(word); };
   return text + "; expected epoch " + std::to_string(epoch(r.expected)) + ", seen " +
-         std::to_string(epoch(r.seen)) +
-         ". The rank did not arrive: look at what its host thread does, or raise PURLIN_TIMEOUT_S";
+         std::to_string(epoch(r.seen)) + ". The rank did not arrive. " +
+         domain.about(r.group, r.peer, r.tag, site_of(r.tag)) +
+         "Look at what its host thread does, or raise PURLIN_TIMEOUT_S";
 }
 
 void watch(const Domain& domain) {
@@ -64,10 +66,7 @@ void watch(const Domain& domain) {
       const uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
       if (alarm == 0 || alarm == shown[device.ordinal]) continue;
       shown[device.ordinal] = alarm;
-      std::lock_guard lock(log().mutex);
-      log().last = describe_locked(device, *device.report);
-      std::fprintf(stderr, "%s\n", log().last.c_str());
-      std::fflush(stderr);
+      publish(describe(domain, device, *device.report));
     }
 }
 
@@ -75,6 +74,13 @@ void watch(const Domain& domain) {
 
 void start_watcher(const Domain& domain) {
   std::thread([&domain] { watch(domain); }).detach();
+}
+
+void publish(const std::string& text) {
+  std::lock_guard lock(log().mutex);
+  log().last = text;
+  std::fprintf(stderr, "%s\n", text.c_str());
+  std::fflush(stderr);
 }
 
 void name_site(uint64_t tag, const std::string& text) {

@@ -15,6 +15,9 @@ void start_watcher(const Domain& domain);
 // Names the call site that carries `tag`, for reports.
 void name_site(uint64_t tag, const std::string& text);
 
+// Prints a report, which then is the last one.
+void publish(const std::string& text);
+
 // The last report as text, or empty.
 std::string last_report();
 

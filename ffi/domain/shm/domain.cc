@@ -100,11 +100,11 @@ void Running::stop(const std::string& why) {
 Domain* Domain::running() { return the_domain; }
 
 void Domain::start(int process, int count, const std::string& name, const std::string& token,
-                   int64_t arena_bytes) {
+                   int64_t arena_bytes, double seconds) {
   if (the_domain != nullptr) return;
   auto* domain = new Domain(process, count);  // lives as long as the process
   if (process == 0) domain->lead(arena_bytes);
-  domain->link_.join(name, token);
+  domain->link_.join(name, token, seconds);
   if (process != 0) domain->has_arena_.get_future().get();
   the_domain = domain;
 }

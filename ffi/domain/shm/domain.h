@@ -50,10 +50,10 @@ class Running : public Peers {
 
 class Domain : private link::Listener {
  public:
-  // Joins the processes 0 .. count - 1 that say the same name and token; process 0 must have
-  // started before. Throws std::runtime_error.
+  // Joins the processes 0 .. count - 1 that say the same name and token; the others wait for
+  // process 0 for so long. Throws std::runtime_error.
   static void start(int process, int count, const std::string& name, const std::string& token,
-                    int64_t arena_bytes);
+                    int64_t arena_bytes, double seconds);
   static Domain* running();  // or null
 
   struct Call {
