@@ -116,6 +116,7 @@ def fixed(*ways: str) -> None:
     """The fixed collectives in several dtypes and sizes; a program for each "regime[:atom]"."""
     mesh = mesh_of()
     n = mesh.size
+    on_cpus = mesh.devices.flat[0].platform == "cpu"
     xs = {
         f"{np.dtype(dtype).name}": numbers(dtype, (n * n, n * width, 3))
         for dtype, width in (
@@ -135,7 +136,7 @@ def fixed(*ways: str) -> None:
             wide |= {f"f{k}": numbers(np.float32, (n * n, n, k)) for k in (1, 999, 640_009 // n**2)}
 
         def f(tree: Any, regime: str = regime, atom: str = atom, ops: Any = ops) -> Any:
-            staging = 4096 if regime == "staged" else 0
+            staging = 0 if regime != "staged" else 4096 if on_cpus else 1 << 18
             with purlin.policy(regime, atom=atom, staging_bytes=staging):
                 # Made empty in here: XLA ends the process of a program with empty operands.
                 parts = {k: v[..., :0] if k == "f1" else v for k, v in tree.items()}

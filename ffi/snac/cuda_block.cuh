@@ -79,7 +79,8 @@ class CudaBlock {
   __device__ void stalled(Where where, uint64_t expected, uint64_t seen) {
     if (++spins_ % kSpinsPerCheck != 0) return;
     if (spins_ == kSpinsPerCheck) start_ns_ = ptx::global_timer_ns();
-    if (ptx::load_relaxed_sys(&call_.control().poison) != 0) end();
+    if (ptx::load_relaxed_sys(&call_.control().poison) != 0)
+      abandon(call_, watch_, index_, where, expected);
     const bool flags = where.phase != Phase::kLeave;
     if (flags && expected != seen && epoch_of(expected) == epoch_of(seen))
       fail(call_, watch_, index_, Alarm::kDisagree, where, expected, seen);
@@ -139,8 +140,18 @@ class CudaBlock {
     if (claim(call, 2)) {
       write(call, watch, block, alarm, where, expected, seen);
       for (int p = 0; p < call.world; ++p)
-        ptx::store_relaxed_sys(&call.window[p].control().poison, 1);
+        ptx::store_relaxed_sys(&call.window[p].control().poison, kGivenUp);
     }
+    end();
+  }
+
+  // Others have said why, unless a process has ended.
+  [[noreturn]] __device__ __noinline__ static void abandon(const Call<Packet>& call,
+                                                           const Watch& watch, int block,
+                                                           Where where, uint64_t expected) {
+    const uint64_t poison = ptx::load_relaxed_sys(&call.control().poison);
+    if (poison >= kEnded && claim(call, 2))
+      write(call, watch, block, Alarm::kLost, where, expected, poison - kEnded);
     end();
   }
 

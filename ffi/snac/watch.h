@@ -7,7 +7,10 @@
 
 namespace purlin {
 
-enum class Alarm : uint32_t { kNone, kSlow, kExpired, kDisagree, kBadCounts };
+enum class Alarm : uint32_t { kNone, kSlow, kExpired, kDisagree, kBadCounts, kLost };
+
+// What the poison of a window says: a rank has given up, or a process has ended.
+inline constexpr uint64_t kGivenUp = 1, kEnded = 2;  // the latter plus its number
 
 // How long a wait may last, in device memory: many threads look at it at once, and over PCIe that
 // would make this rank late, then its peer, and so on. The host may change it while kernels run.

@@ -86,10 +86,11 @@ def fault(what: str) -> None:
     x = put(numbers(np.float32, (mesh.size * 64, 4)), mesh)
     program = reduced(mesh)
     program(x).block_until_ready()
+    other = put(numbers(np.float32, (mesh.size * 65, 4)), mesh)
+    another = program.lower(other).compile()
     sync("begin")
     if what == "shapes":
-        other = put(numbers(np.float32, (mesh.size * (64 + own), 4)), mesh)
-        attempt("fault", program, other)
+        attempt("fault", *((another, other) if own else (program, x)))
     elif what == "counts":
         sizes = put(np.full(mesh.size, 1 + 98 * own, np.int32), mesh)
 

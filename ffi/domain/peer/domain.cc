@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <set>
 #include <stdexcept>
 
 #include "domain/peer/watcher.h"
@@ -114,8 +115,8 @@ Domain::Domain(int64_t arena_bytes, const Owned& devices, const vmm::Joining* jo
     members_.push_back({device.id, own, device.arena, arena_bytes_});
   if (joining == nullptr) return;
   neighbours_ = std::make_unique<vmm::Neighbours>(
-      *joining,
-      vmm::Neighbours::Events{[this](int process) { give_up(process); }, &peer::name_site});
+      *joining, vmm::Neighbours::Events{[this](int process) { give_up(process); }, &peer::name_site,
+                                        &publish});
   neighbours_->meet(members_, used_);
   members_ = neighbours_->members();
 }
@@ -305,6 +306,17 @@ void Domain::name_site(uint64_t tag, const std::string& text) {
   if (neighbours_ != nullptr) neighbours_->name_site(tag, text);
 }
 
+void Domain::tell_group(int32_t group, const std::string& text) const {
+  if (neighbours_ == nullptr) return;
+  std::vector<int> processes;
+  {
+    std::lock_guard lock(mutex_);
+    processes = groups_[group].processes;
+  }
+  for (int process : std::set<int>(processes.begin(), processes.end()))
+    if (process != neighbours_->process()) neighbours_->report(process, text);
+}
+
 // A process has ended: what waits for it must not go on. Its memory lives as long as it is mapped.
 void Domain::give_up(int process) {
   std::lock_guard lock(mutex_);
@@ -316,12 +328,13 @@ void Domain::give_up(int process) {
         poisoned[&device].push_back(
             &Window<CudaPacket>{device.arena + group.offset}.control().poison);
   }
-  if (poisoned.empty()) return;
-  publish("purlin: process " + std::to_string(process) +
-          " has ended: calls that wait for its ranks are given up");
-  const uint64_t one = 1;
-  for (const auto& [device, words] : poisoned)
-    for (uint64_t* word : words) transfer(*device, word, &one, sizeof one);
+  const uint64_t poison = kEnded + process;
+  try {
+    for (const auto& [device, words] : poisoned)
+      for (uint64_t* word : words) transfer(*device, word, &poison, sizeof poison);
+  } catch (const std::exception&) {
+    // This process ends too, or its context has failed already.
+  }
 }
 
 int64_t Domain::calls(int row, int regime) const {

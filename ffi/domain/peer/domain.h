@@ -85,6 +85,8 @@ class Domain {
   // What is known of a rank that does not come to a call.
   std::string about(int32_t group, int rank, uint64_t tag, const std::string& text) const;
   void name_site(uint64_t tag, const std::string& text);
+  // Has the other processes of a group print a report.
+  void tell_group(int32_t group, const std::string& text) const;
 
   int64_t calls(int row, int regime) const;
   void set_limits(double slow_s, double budget_s);

@@ -42,7 +42,10 @@ std::string describe(const Domain& domain, const Device& device, const Report& r
            std::to_string(r.epoch) + " at " + site_of(r.tag) + ": " +
            purlin::describe(found, r.rank, r.peer);
   }
-  text += alarm == Alarm::kSlow ? "slow" : alarm == Alarm::kExpired ? "gave up" : "ranks disagree";
+  text += alarm == Alarm::kSlow      ? "slow"
+          : alarm == Alarm::kExpired ? "gave up"
+          : alarm == Alarm::kLost    ? "lost"
+                                     : "ranks disagree";
   text += ": " + std::string(kCollectives[r.row].name) + " call " + std::to_string(r.epoch) +
           " at " + site_of(r.tag) + ": " + domain.name_of(r.group, r.rank) + " of " +
           std::to_string(r.world) + " (device " + std::to_string(device.ordinal) + ", block " +
@@ -51,6 +54,7 @@ std::string describe(const Domain& domain, const Device& device, const Report& r
   if (alarm == Alarm::kDisagree)
     return text + ", which runs " + site_of(tag_of(r.seen)) +
            "; all ranks must run the same program";
+  if (alarm == Alarm::kLost) return text + "; process " + std::to_string(r.seen) + " has ended";
   // Flags hold the epoch and a tag; the words of the exit hold the epoch alone.
   auto epoch = [&](uint64_t word) { return r.phase == Phase::kLeave ? word : epoch_of(word); };
   return text + "; expected epoch " + std::to_string(epoch(r.expected)) + ", seen " +
@@ -66,7 +70,10 @@ void watch(const Domain& domain) {
       const uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
       if (alarm == 0 || alarm == shown[device.ordinal]) continue;
       shown[device.ordinal] = alarm;
-      publish(describe(domain, device, *device.report));
+      const Report& report = *device.report;
+      const std::string text = describe(domain, device, report);
+      publish(text);
+      if (static_cast<Alarm>(alarm) != Alarm::kSlow) domain.tell_group(report.group, text);
     }
 }
 

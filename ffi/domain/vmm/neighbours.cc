@@ -22,7 +22,8 @@ enum class Kind : int64_t {
   kReserved,  // partition, offset
   kLend,      // base and bytes of an allocation, with a descriptor
   kBorrowed,  // base, address at the sender, error
-  kSite       // tag, text
+  kSite,      // tag, text
+  kReport     // text
 };
 
 Message begin(Kind kind) { return std::move(Message().put(static_cast<int64_t>(kind))); }
@@ -154,6 +155,10 @@ void Neighbours::name_site(uint64_t tag, const std::string& text) {
   link_.send_others(begin(Kind::kSite).put(static_cast<int64_t>(tag)).put(text));
 }
 
+void Neighbours::report(int process, const std::string& text) {
+  link_.send(process, begin(Kind::kReport).put(text));
+}
+
 std::string Neighbours::about(int process, uint64_t tag, const std::string& text) const {
   std::lock_guard lock(mutex_);
   const auto found = sites_.find(process);
@@ -235,6 +240,7 @@ void Neighbours::receive(int from, Message& message, Descriptor descriptor) {
       lock.unlock();
       return events_.named(tag, text);
     }
+    case Kind::kReport: return events_.reported(message.text());
     case Kind::kReserve: {
       const std::string partition = message.text();
       const int64_t bytes = message.number();

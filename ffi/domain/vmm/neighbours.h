@@ -40,6 +40,7 @@ class Neighbours : private link::Listener {
   struct Events {
     std::function<void(int process)> ended;
     std::function<void(uint64_t tag, const std::string& text)> named;  // a call site
+    std::function<void(const std::string& text)> reported;
   };
 
   Neighbours(const Joining& joining, Events events);
@@ -64,6 +65,8 @@ class Neighbours : private link::Listener {
 
   // Tells the others that this process runs a call site: "op in place (operands)".
   void name_site(uint64_t tag, const std::string& text);
+  // Has another process print a report.
+  void report(int process, const std::string& text);
   // What is known of a process that did not come to this call: a sentence, or nothing.
   std::string about(int process, uint64_t tag, const std::string& text) const;
 
