@@ -25,6 +25,8 @@ import purlin_jax as purlin
 from purlin_jax.policy import table
 
 jax.config.update("jax_num_cpu_devices", 8)
+# Compiling takes most of the time. What runs in processes of its own is compiled as users do it.
+jax.config.update("jax_disable_most_optimizations", True)
 
 _FORCED = pytest.StashKey[purlin.Policy]()
 

@@ -71,7 +71,7 @@ def test_status() -> None:
 
 
 def test_selftest() -> None:
-    result = _cli("selftest")
+    result = _cli("selftest", "--devices", "3")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 failed" in result.stdout and "FAIL:" not in result.stdout
     heading, *rows, _ = result.stdout.splitlines()

@@ -19,4 +19,4 @@ def test_counted() -> None:
 
 
 def test_transforms() -> None:
-    on_gpus("transforms", count=8, seconds=300)
+    on_gpus("transforms", count=8, seconds=300, PURLIN_ARENA_MB="512")

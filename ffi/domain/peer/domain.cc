@@ -45,7 +45,7 @@ void transfer(const Device& device, void* to, const void* from, size_t bytes) {
 
 int64_t arena_bytes_wanted() {
   const char* text = std::getenv("PURLIN_ARENA_MB");
-  return (text ? std::max(1L, std::atol(text)) : 128) << 20;
+  return (text ? std::max(1L, std::atol(text)) : 256) << 20;
 }
 
 std::string key_of(const std::vector<int64_t>& partition, int world) {
