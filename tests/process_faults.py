@@ -152,7 +152,8 @@ def stranger() -> None:
     """Who connects without being one of the processes is turned away."""
     mesh = mesh_of()
     works(mesh)
-    told = json.loads(_compat.key_value_store().blocking_key_value_get("purlin/shm/0", 1000))
+    told = json.loads(_compat.key_value_store().blocking_key_value_get("purlin/processes/0", 1000))
+    at = f"\0{told['name']}-{mesh.devices.flat[0].platform}"
 
     def text(value: str) -> bytes:
         return ctypes.c_int64(len(value)).value.to_bytes(8, "little") + value.encode()
@@ -174,7 +175,7 @@ def stranger() -> None:
             raw = number(head[0]) + number(head[1]) + message
             with socket.socket(socket.AF_UNIX) as end:
                 end.settimeout(5)
-                end.connect("\0" + told["name"])
+                end.connect(at)
                 end.sendall(raw)
                 try:
                     answer, files, *_ = socket.recv_fds(end, 1, 1)
@@ -182,7 +183,7 @@ def stranger() -> None:
                     answer, files = b"", []
                 assert (answer, files) == (b"", []), what
     silent = socket.socket(socket.AF_UNIX)  # stays open, and says nothing
-    silent.connect("\0" + told["name"])
+    silent.connect(at)
     sync("strangers")
     for seed in range(5):
         works(mesh, seed)

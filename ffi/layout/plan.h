@@ -101,6 +101,8 @@ inline constexpr int64_t kShareUnit = 128;  // blocks divide a box in whole cach
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
+
+  PURLIN_HD int64_t bytes() const { return begin < end ? end - begin : 0; }
 };
 
 PURLIN_COLD_HD inline Range share(int64_t bytes, int64_t unit, int64_t count, int64_t index) {

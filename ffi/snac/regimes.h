@@ -11,16 +11,11 @@
 #include "snac/consume.h"
 #include "snac/epoch.h"
 #include "snac/notify.h"
+#include "snac/portion.h"
 #include "snac/regime.h"
 #include "snac/staged.h"
 
 namespace purlin {
-
-// The bytes of a box that this block moves.
-template <class Block>
-PURLIN_RANK Range own_part(const Block& block, const Plan& plan) {
-  return share(plan.bytes(), kShareUnit, block.count(), block.index());
-}
 
 // The words that one thread sends, each to all peers, in batches of which all loads start before
 // the first store needs one.
@@ -166,6 +161,7 @@ PURLIN_RANK void line(Block& block, const Call<typename Atom::Packet>& call,
 template <class Atom, class Consumer, class Block>
 PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& call,
                               const Consumer& consumer = Consumer()) {
+  const Portion own(block, call.operands, whole_boxes(call));
   const uint64_t epoch = enter(block, call);
   auto& from = block.shared().from;
   const auto input = [&](int o, int p) { return call.src_for(p, o, call.operand[o].src); };
@@ -177,10 +173,8 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
   exchange(block, call, epoch, call.operands, input, place);
   block.sync();
   leave(block, call, epoch);
-  for (int o = 0; o < call.operands; ++o) {
-    const Operand& operand = call.operand[o];
-    consumer.pull(block, call, operand, from[o], own_part(block, operand.plan));
-  }
+  own.for_each(
+      [&](int o, Range part) { consumer.pull(block, call, call.operand[o], from[o], part); });
   part(block, call, epoch);
 }
 
@@ -188,6 +182,7 @@ PURLIN_RANK void zero_staging(Block& block, const Call<typename Atom::Packet>& c
 // rank writes what it has for a peer straight to its place.
 template <class Atom, class Block>
 PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packet>& call) {
+  const Portion own(block, call.operands, whole_boxes(call));
   const uint64_t epoch = enter(block, call);
   auto& to = block.shared().to;
   const auto result = [&](int o, int p) { return call.dst_for(p, o); };
@@ -199,15 +194,15 @@ PURLIN_RANK void zero_staging_push(Block& block, const Call<typename Atom::Packe
   exchange(block, call, epoch, call.operands, result, place);
   block.sync();
   leave(block, call, epoch);
-  for (int o = 0; o < call.operands; ++o) {
+  own.for_each([&](int o, Range part) {
     const Plan& plan = call.operand[o].plan;
     const Moves moves = {{to[o], nullptr, 0},
                          {nullptr, call.operand[o].src, plan.src_step},
                          call.peer(1),
                          call.world,
                          call.world};
-    Atom::copy(block, moves, plan, own_part(block, plan));
-  }
+    Atom::copy(block, moves, plan, part);
+  });
   part(block, call, epoch);
 }
 
@@ -230,21 +225,23 @@ PURLIN_RANK void zero_staging_composed(Block& block, const Call<typename Atom::P
     for (int w = 0; w < 2 * call.operands; ++w) place(w, call.rank, mine(w, call.rank));
   exchange(block, call, epoch, 2 * call.operands, mine, place);
   block.sync();
-  const auto piece = [&](int o, int p) {
-    const Range whole = share(call.operand[o].plan.bytes(), kShareUnit, call.world, p);
-    const Range own = share(whole.end - whole.begin, kShareUnit, block.count(), block.index());
-    return Range{whole.begin + own.begin, whole.begin + own.end};
+  // Piece p of each operand is rank p's to reduce.
+  const auto piece = [&](int p) {
+    return [&call, p](int o) {
+      return share(call.operand[o].plan.bytes(), kShareUnit, call.world, p);
+    };
   };
-  for (int o = 0; o < call.operands; ++o)
-    consumer.pull(block, call, call.operand[o], from[o], piece(o, call.rank));
+  Portion(block, call.operands, piece(call.rank)).for_each([&](int o, Range part) {
+    consumer.pull(block, call, call.operand[o], from[o], part);
+  });
   await_peers(block, call, epoch + 1);
   leave(block, call, epoch + 1);
-  for (int o = 0; o < call.operands; ++o)
-    for (int step = 1; step < call.world; ++step) {
-      const int p = call.peer(step);
-      Atom::copy(block, one_move(call.operand[o].dst, results[o][p]), call.operand[o].plan,
-                 piece(o, p));
-    }
+  for (int step = 1; step < call.world; ++step) {
+    const int p = call.peer(step);
+    Portion(block, call.operands, piece(p)).for_each([&](int o, Range part) {
+      Atom::copy(block, one_move(call.operand[o].dst, results[o][p]), call.operand[o].plan, part);
+    });
+  }
   part(block, call, epoch + 1);
 }
 
@@ -276,10 +273,9 @@ PURLIN_RANK void run_waiting(Block& block, Regime regime, bool flat,
 template <class Consumer, class Block, class Packet>
 PURLIN_RANK void meet(Block& block, const Call<Packet>& call, const Consumer& consumer,
                       const char* const (*from)[kMaxRanks]) {
-  for (int o = 0; o < call.operands; ++o) {
-    const Operand& operand = call.operand[o];
-    consumer.pull(block, call, operand, from[o], own_part(block, operand.plan));
-  }
+  Portion(block, call.operands, whole_boxes(call)).for_each([&](int o, Range part) {
+    consumer.pull(block, call, call.operand[o], from[o], part);
+  });
 }
 
 // The same where all ranks get the same result (packed to packed): rank 0's part is made once, and
@@ -288,13 +284,12 @@ template <class Atom, class Consumer, class Block, class Packet>
 PURLIN_RANK void meet_once(Block& block, const Call<Packet>& first, const Consumer& consumer,
                            const char* const (*from)[kMaxRanks],
                            char* const (*results)[kMaxRanks]) {
-  for (int o = 0; o < first.operands; ++o) {
+  Portion(block, first.operands, whole_boxes(first)).for_each([&](int o, Range part) {
     const Plan& plan = first.operand[o].plan;
-    const Range part = own_part(block, plan);
     consumer.pull(block, first, first.operand[o], from[o], part);
     for (int r = 1; r < first.world; ++r)
       Atom::copy(block, one_move(results[o][r], first.operand[o].dst), plan, part);
-  }
+  });
 }
 
 }  // namespace purlin

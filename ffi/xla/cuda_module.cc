@@ -91,9 +91,10 @@ NB_MODULE(_cuda, m) {
         "Share the memory of the GPUs [(id, ordinal)] with other processes; once.");
   m.def("can_share", &can_share);
   m.def("lends", [] { return domain_of(true).lends(); });
-  m.def("can_peer", [](const std::vector<int64_t>& ids, bool joined) {
-    return domain_of(joined).can_peer(ids);
-  });
+  m.def(
+      "can_peer",
+      [](const std::vector<int64_t>& ids, bool joined) { return domain_of(joined).can_peer(ids); },
+      nb::arg("ids"), nb::arg("joined") = false);
   m.def("arena", [] {
     const peer::Domain& domain = peer::Domain::start();
     return nb::make_tuple(domain.arena_used(), domain.arena_bytes());
@@ -113,6 +114,7 @@ NB_MODULE(_cuda, m) {
       [](const std::vector<int64_t>& partition, int world, bool joined) {
         domain_of(joined).reserve(partition, world);
       },
+      nb::arg("partition"), nb::arg("world"), nb::arg("joined") = false,
       nb::call_guard<nb::gil_scoped_release>(),
       "Windows for a partition of the devices, given by ids; RuntimeError when the arena is full.");
   m.def("calls", &calls);

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
 from tests.launcher import Job, run
+from tests.test_processes import PAGES
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +59,46 @@ def test_growing_pool() -> None:
 @pytest.mark.parametrize("allocator", ("cuda_async", "platform"))
 def test_arrays_that_cannot_be_lent(allocator: str) -> None:
     on_gpus("without_lending", XLA_PYTHON_CLIENT_ALLOCATOR=allocator)
+
+
+def test_full_arena() -> None:
+    """All processes find out, and would go to jax.lax together."""
+    for output in on_gpus("full", PURLIN_ARENA_MB="16"):
+        assert "holds no window for another partition" in output
+
+
+def test_process_that_does_not_join() -> None:
+    zero, one = on_gpus("absent", PURLIN_JOIN_S="2")
+    assert zero.count("purlin: process 1 did not come within 2 s") == 2, zero
+    for output in (zero, one):
+        assert json.loads(output.partition("STEP third ")[2].splitlines()[0])["error"] == "", output
+
+
+def test_strangers() -> None:
+    assert all("RIGHT" in output for output in on_gpus("stranger"))
+
+
+def test_program_out_of_a_cache_of_one_process(tmp_path: Path) -> None:
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    for hits in (0, 1):
+        outputs = on_gpus("once", "cached", own={0: cache})
+        assert [f"HITS {n}" in out for n, out in zip((hits, 0), outputs, strict=True)] == [True] * 2
+
+
+def test_many_calls_leave_nothing() -> None:
+    for output in on_gpus("many", 1000):
+        before, after = json.loads(output.partition("USED")[2].splitlines()[0])
+        files, threads, pages = (b - a for a, b in zip(before, after, strict=True))
+        assert files <= 0 and threads <= 8 and pages < PAGES, (before, after)
+
+
+def test_starts_and_stops() -> None:
+    for _ in range(4):
+        on_gpus("once", count=3)
 
 
 def told(job: Job, i: int, step: str = "fault") -> dict[str, Any]:
