@@ -97,6 +97,10 @@ struct Plan {
 
 inline constexpr int64_t kShareUnit = 128;  // blocks divide a box in whole cache lines
 
+PURLIN_HD inline int64_t whole_units(int64_t bytes) {
+  return (bytes + kShareUnit - 1) / kShareUnit * kShareUnit;
+}
+
 // The part [begin, end) of `bytes` that share `index` of `count` works on, in whole units.
 struct Range {
   int64_t begin = 0;

@@ -3,14 +3,14 @@
 
 #include <cstdint>
 
+#include "layout/plan.h"
 #include "snac/call.h"
-#include "snac/staged.h"
 
 namespace purlin {
 
-// What a block moves of all operands, of which whole(o) is to be moved. Blocks share the operands
-// as one run of bytes, so that most of them work on one operand alone, and all operands are on
-// their way at once.
+// Blocks share the operands as one run of bytes, so that most of them work on one operand alone,
+// and all operands are on their way at once. whole(o) is the part of operand o that all blocks
+// move.
 template <class Whole>
 class Portion {
  public:

@@ -22,10 +22,6 @@ struct Rounds {
   int64_t offset[kMaxOperands] = {};  // of an operand's first box in the block's part
 };
 
-inline PURLIN_HD int64_t whole_units(int64_t bytes) {
-  return (bytes + kShareUnit - 1) / kShareUnit * kShareUnit;
-}
-
 // What one of `blocks` blocks has of a half.
 inline PURLIN_HD int64_t part_bytes(int64_t staging, int blocks) {
   return staging / blocks / kShareUnit * kShareUnit;
