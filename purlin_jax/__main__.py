@@ -72,11 +72,6 @@ def status(args: argparse.Namespace) -> int:
 
 def run_selftest(args: argparse.Namespace) -> int:
     """Every op in every regime, compared with jax.lax and timed beside it."""
-    if args.processes > 1:
-        return together.run(args.processes, args.devices or 8)
-    if args.member:
-        together.join(args.member)
-        args.devices = None
     rows = selftest.run(_mesh(args))
     if jax.process_index() > 0:
         return int(any(not r["passed"] for r in rows))
@@ -106,6 +101,8 @@ def run_bench(args: argparse.Namespace) -> int:
         samples=args.samples,
     )
     rows = bench.run(ops, sizes, [name for name in against if name != "nccl"], setup) + kernels
+    if jax.process_index() > 0:
+        return 0
     print(bench.table(rows))
     if kernels:
         print(measure.against_nccl(rows))
@@ -155,13 +152,15 @@ def main() -> int:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--platform", choices=("cpu", "gpu"), help="default: what jax takes")
     common.add_argument("--devices", type=int, help="how many; default: all (8 on the CPU)")
+    joint = argparse.ArgumentParser(add_help=False)
+    joint.add_argument("--processes", type=int, default=1, help="that share the devices")
+    joint.add_argument("--member", help=argparse.SUPPRESS)
+    common.set_defaults(processes=1)
     p = commands.add_parser("status", parents=[common], help="what is built and what is here")
     p.set_defaults(run=status)
-    p = commands.add_parser("selftest", parents=[common], help="compare with jax.lax")
+    p = commands.add_parser("selftest", parents=[common, joint], help="compare with jax.lax")
     p.set_defaults(run=run_selftest)
-    p.add_argument("--processes", type=int, default=1, help="that share the CPU devices")
-    p.add_argument("--member", help=argparse.SUPPRESS)
-    p = commands.add_parser("bench", parents=[common], help="time inside jit, and alone")
+    p = commands.add_parser("bench", parents=[common, joint], help="time inside jit, and alone")
     p.set_defaults(run=run_bench)
     p.add_argument("--ops", default=",".join(bench.OPS))
     p.add_argument("--sizes", default="1K,16K,64K,256K,1M")
@@ -177,6 +176,21 @@ def main() -> int:
     p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")
     p.add_argument("--out", type=Path, help="file to write; default: where it is read from")
     args = parser.parse_args()
+    if args.processes > 1:
+        return _in_processes(args)
+    return args.run(args)
+
+
+def _in_processes(args: argparse.Namespace) -> int:
+    """Start the members of a job, or be one of them."""
+    if args.platform is None:
+        raise SystemExit("--processes needs --platform cpu or --platform gpu")
+    if args.platform == "gpu" and domain.cuda is None:
+        raise SystemExit("purlin_jax was built without CUDA")
+    if not args.member:
+        return together.run(sys.argv[1:], args.processes, args.platform, args.devices)
+    together.join(args.member, args.platform)
+    args.devices = None
     return args.run(args)
 
 

@@ -71,7 +71,7 @@ def test_status() -> None:
 
 
 def test_selftest() -> None:
-    result = _cli("selftest", "--devices", "3")
+    result = _cli("selftest")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 failed" in result.stdout and "FAIL:" not in result.stdout
     heading, *rows, _ = result.stdout.splitlines()
@@ -88,6 +88,16 @@ def test_selftest_times_no_collective_of_lax_that_is_not_there(
     monkeypatch.setitem(bench.OPS["all_to_all"], "lax", lambda x: x)  # as XLA leaves it on one GPU
     taken = selftest._time("all_to_all", ["meet"], jnp.float32, 8, mesh(4, ("i",)))
     assert list(taken) == ["meet"] and taken["meet"] > 0
+
+
+def test_bench_in_processes(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    where = ("--processes", "2", "--json", str(out))
+    result = _cli("bench", *where, "--sizes", "1K", "--ops", "all_reduce", "--samples", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    ours, lax = json.loads(out.read_text())["rows"]
+    assert (ours["impl"], lax["impl"]) == ("purlin", "lax") and ours["devices"] == 4
+    assert ours["regime"] == "packet" and result.stdout.count("all_reduce") == 2
 
 
 def test_bench_writes_rows(tmp_path: Path) -> None:

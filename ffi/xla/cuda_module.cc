@@ -86,6 +86,13 @@ NB_MODULE(_cuda, m) {
       "start", [](const std::vector<int>& ordinals) { peer::Domain::start(ordinals); },
       nb::call_guard<nb::gil_scoped_release>(),
       "Reserve an arena, open peer access and load every kernel, on these GPUs; once.");
+  m.def(
+      "count",
+      [] {
+        int count = 0;
+        return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+      },
+      "GPUs that this process sees; starts nothing.");
   m.def("devices", &devices);
   m.def("join", &join, nb::call_guard<nb::gil_scoped_release>(),
         "Share the memory of the GPUs [(id, ordinal)] with other processes; once.");
