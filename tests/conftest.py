@@ -28,6 +28,15 @@ jax.config.update("jax_num_cpu_devices", 8)
 # Compiling takes most of the time. What runs in processes of its own is compiled as users do it.
 jax.config.update("jax_disable_most_optimizations", True)
 
+
+@pytest.fixture(scope="module")
+def optimised() -> Iterator[None]:
+    """For tests that compute so long that it is worth compiling for."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 _FORCED = pytest.StashKey[purlin.Policy]()
 
 

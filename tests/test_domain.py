@@ -47,9 +47,9 @@ f = jax.jit(jax.shard_map(
     mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x")))
 x = jax.numpy.arange(8)
 f.trace(x)
-print(domain._started, purlin_jax.native_calls())
+print(domain._platforms(), purlin_jax.native_calls())
 f(x).block_until_ready()
-print(domain._started, purlin_jax.native_calls())
+print(domain._platforms(), purlin_jax.native_calls())
 """
     lines = fresh_python(code).split("\n")
     assert lines[:2] == ["set() {}", "{'cpu'} {'all_to_all': 2}"]

@@ -38,6 +38,8 @@ from tests.harness import (
     to_numpy,
 )
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 WORLD = 2
 OPS_AND_REGIMES = pytest.mark.parametrize(
     ("op", "regime"),

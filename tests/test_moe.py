@@ -16,6 +16,8 @@ from purlin_jax.examples import digits, moe, moe_layer, moe_train
 from tests.harness import mesh, native_collectives
 
 EXPERTS, WIDTH, TOKENS = 16, 8, 12  # tokens of each rank
+pytestmark = pytest.mark.usefixtures("optimised")
+
 ROUTERS = {"any": 0.0, "nearly all to one": 20.0, "none to one": -20.0}  # bias of expert 5
 
 
