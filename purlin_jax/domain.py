@@ -196,11 +196,8 @@ def no_window(platform: str, mesh: Any, partition: np.ndarray) -> str | None:
     if platform == "cpu":
         return None
     ids = np.asarray(device_ids(mesh))
-    try:
-        cuda.reserve(ids[partition].ravel().tolist(), partition.shape[1], spans_processes(mesh))
-    except RuntimeError as error:
-        return str(error)
-    return None
+    devices, world = ids[partition].ravel().tolist(), partition.shape[1]
+    return cuda.reserve(devices, world, spans_processes(mesh)) or None
 
 
 def device_ids(mesh: Any) -> list[int]:

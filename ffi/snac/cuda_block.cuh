@@ -79,8 +79,13 @@ class CudaBlock {
   __device__ void stalled(Where where, uint64_t expected, uint64_t seen) {
     if (++spins_ % kSpinsPerCheck != 0) return;
     if (spins_ == kSpinsPerCheck) start_ns_ = ptx::global_timer_ns();
-    if (ptx::load_relaxed_sys(&call_.control().poison) != 0)
-      abandon(call_, watch_, index_, where, expected);
+    if (ptx::load_relaxed_sys(&call_.control().poison) != 0) {
+      if (doomed_) abandon(call_, watch_, index_, where, expected);
+      // One more look: the peer may have done its part just before.
+      doomed_ = true;
+      --spins_;
+      return;
+    }
     const bool flags = where.phase != Phase::kLeave;
     if (flags && expected != seen && epoch_of(expected) == epoch_of(seen))
       fail(call_, watch_, index_, Alarm::kDisagree, where, expected, seen);
@@ -91,7 +96,10 @@ class CudaBlock {
     if (waited > ptx::load_relaxed_sys(&watch_.limits->slow_ns) && claim(call_, 1))
       write(call_, watch_, index_, Alarm::kSlow, where, expected, seen);
   }
-  __device__ void relax() { spins_ = 0; }
+  __device__ void relax() {
+    spins_ = 0;
+    doomed_ = false;
+  }
 
   // Ends the call on all ranks, for counts that would write out of bounds.
   __device__ void refuse(const Finding& found, int peer) const {
@@ -167,6 +175,7 @@ class CudaBlock {
   const Watch& watch_;
   const int index_, count_;
   uint32_t spins_ = 0;
+  bool doomed_ = false;
   uint64_t start_ns_ = 0;
 };
 

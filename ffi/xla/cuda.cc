@@ -85,6 +85,24 @@ CudaSite::Ready prepare(const Site& site, int ordinal) {
   return ready;
 }
 
+// Tells the call where its ranks see what they use of this one's arrays. A rank that cannot tell is
+// missed by the others.
+void lend(peer::Domain& domain, int32_t group, Regime regime, CudaCall& call) {
+  const bool pushes = regime == Regime::kZeroStagingPush;
+  const bool both = regime == Regime::kZeroStagingComposed;
+  try {
+    for (int o = 0; o < call.operands; ++o) {
+      const Operand& operand = call.operand[o];
+      if (operand.plan.bytes() == 0) continue;  // an empty array need not lie anywhere
+      if (!pushes) domain.lend(group, operand.src, call.lent[o].src);
+      if (pushes || both) domain.lend(group, operand.dst, call.lent[o].dst);
+    }
+  } catch (const std::exception& error) {
+    domain.fail(group, std::string("purlin: ") + error.what());
+    throw;
+  }
+}
+
 ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::AnyBuffer,
                    ffi::RemainingArgs args, ffi::RemainingRets rets) {
   try {
@@ -109,7 +127,7 @@ ffi::Error execute(CudaSite* state, cudaStream_t stream, int32_t ordinal, ffi::A
     }
     if (bytes == 0 && !site.collective().counted) return ffi::Error::Success();
     ready.domain->check_group(ready.watch.group);
-    if (is_lent(site.regime)) ready.domain->lend(ready.watch.group, call);
+    if (is_lent(site.regime)) lend(*ready.domain, ready.watch.group, site.regime, call);
     const int blocks = std::min(site.blocks > 0 ? site.blocks : kMaxBlocks / 2, ready.max_blocks);
     const int threads = site.threads > 0 ? site.threads : kMaxThreads;
     if (const std::string why = refuse<CudaForms>(call, site.regime, blocks); !why.empty())

@@ -119,11 +119,12 @@ NB_MODULE(_cuda, m) {
   m.def(
       "reserve",
       [](const std::vector<int64_t>& partition, int world, bool joined) {
-        domain_of(joined).reserve(partition, world);
+        peer::Domain& domain = domain_of(joined);
+        return domain.reserve(partition, world) < 0 ? domain.full() : "";
       },
       nb::arg("partition"), nb::arg("world"), nb::arg("joined") = false,
       nb::call_guard<nb::gil_scoped_release>(),
-      "Windows for a partition of the devices, given by ids; RuntimeError when the arena is full.");
+      "Windows for a partition of the devices, given by ids; says why if there is no room.");
   m.def("calls", &calls);
   m.def("set_limits", [](double slow_s, double budget_s) {
     for (peer::Domain* domain : peer::Domain::all()) domain->set_limits(slow_s, budget_s);

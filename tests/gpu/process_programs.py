@@ -32,6 +32,14 @@ def chained(steps: str) -> None:
         x = np.zeros(mesh.size * size, np.float32)
         same(over(body, mesh)(put(x, mesh)), x + int(steps), regime)
 
+    def beside(v: jax.Array) -> Any:
+        with purlin.policy("zero_staging"):
+            return purlin.all_gather({"some": v, "none": v[:0]}, "x", tiled=True)
+
+    got = over(beside, mesh)(put(x, mesh))
+    same(got["some"], np.concatenate([x] * mesh.size))
+    assert got["none"].shape == (0,)
+
 
 def growing() -> None:
     """XLA's pool grows: new allocations are lent while other processes wait for the call."""

@@ -26,10 +26,8 @@ for f in programs:
 assert domain.cuda.arena()[0] == used, "call sites of one partition took windows of their own"
 partition = [0]
 while True:
-    try:
-        domain.cuda.reserve(partition, 1)
-    except RuntimeError as error:
-        assert "PURLIN_ARENA_MB" in str(error)
+    if why := domain.cuda.reserve(partition, 1):
+        assert "PURLIN_ARENA_MB" in why
         break
     partition = partition + [0]
 with purlin.policy("packet"):

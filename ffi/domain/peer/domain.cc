@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <set>
 #include <stdexcept>
 
 #include "domain/peer/watcher.h"
@@ -13,12 +12,6 @@
 
 namespace purlin::peer {
 namespace {
-
-// Of one window, over both halves and all sources.
-constexpr int64_t kPacketBytes = 4 << 20;
-constexpr int64_t kLineBytes = 8 << 20;
-constexpr int64_t kStagingBytes = 8 << 20;
-constexpr int64_t kAlign = 4096;
 
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess)
@@ -48,18 +41,13 @@ int64_t arena_bytes_wanted() {
   return (text ? std::max(1L, std::atol(text)) : 256) << 20;
 }
 
-std::string key_of(const std::vector<int64_t>& partition, int world) {
-  std::string key = std::to_string(world);
-  for (int64_t id : partition) key += " " + std::to_string(id);
-  return key;
-}
-
-std::mutex start_mutex;
+std::mutex start_mutex, join_mutex;
 std::atomic<Domain*> current[2] = {};  // of one process, of several
 
 }  // namespace
 
 Domain& Domain::start(const std::vector<int>& ordinals) {
+  if (Domain* running = current[0]) return *running;
   std::lock_guard lock(start_mutex);
   if (current[0] == nullptr) {
     DeviceGuard guard;
@@ -69,8 +57,7 @@ Domain& Domain::start(const std::vector<int>& ordinals) {
     for (int d = 0; d < count; ++d)
       if (ordinals.empty() || std::count(ordinals.begin(), ordinals.end(), d) != 0)
         devices.emplace_back(d, d);
-    auto* domain =
-        new Domain(arena_bytes_wanted(), devices, nullptr);  // lives as long as the process
+    auto* domain = new Domain(arena_bytes_wanted(), devices, nullptr);  // as long as the process
     start_watcher(*domain);
     current[0] = domain;
   }
@@ -78,10 +65,18 @@ Domain& Domain::start(const std::vector<int>& ordinals) {
 }
 
 Domain& Domain::join(const vmm::Joining& joining) {
-  std::lock_guard lock(start_mutex);
+  static std::string failed;  // others may have gone on meanwhile, so it is not tried again
+  std::lock_guard lock(join_mutex);
+  if (!failed.empty()) throw std::runtime_error(failed);
   if (current[1] == nullptr) {
     DeviceGuard guard;
     auto* domain = new Domain(arena_bytes_wanted(), joining.devices, &joining);
+    try {
+      domain->meet();
+    } catch (const std::exception& error) {
+      failed = error.what();  // the domain stays: threads of its link use it
+      throw;
+    }
     start_watcher(*domain);
     current[1] = domain;
   }
@@ -103,7 +98,7 @@ Domain::Domain(int64_t arena_bytes, const Owned& devices, const vmm::Joining* jo
   if (joining != nullptr)
     for (const auto& [_, ordinal] : devices) seen_by.push_back(ordinal);
   for (const auto& [id, ordinal] : devices) devices_.push_back(open(id, ordinal, seen_by));
-  used_ = kAlign;  // counters and limits
+  used_ = kWindowAlign;  // counters and limits
   enable_peers();
   load_kernels();
   for (const Device& device : devices_) {
@@ -117,8 +112,19 @@ Domain::Domain(int64_t arena_bytes, const Owned& devices, const vmm::Joining* jo
   neighbours_ = std::make_unique<vmm::Neighbours>(
       *joining, vmm::Neighbours::Events{[this](int process) { give_up(process); }, &peer::name_site,
                                         &publish});
-  neighbours_->meet(members_, used_);
+}
+
+void Domain::meet() {
+  vmm::Own own;
+  own.members = members_;
+  own.used = used_;
+  own.blocks = max_blocks_;
+  for (size_t i = 0; i < devices_.size(); ++i)
+    for (size_t j = 0; j < devices_.size(); ++j)
+      if (!peers_[i][j]) own.blind.insert({devices_[i].id, devices_[j].id});
+  neighbours_->meet(own);
   members_ = neighbours_->members();
+  max_blocks_ = neighbours_->blocks();
 }
 
 Device Domain::open(int64_t id, int ordinal, const std::vector<int>& seen_by) {
@@ -201,140 +207,18 @@ const vmm::Member& Domain::member(int64_t id) const {
 }
 
 bool Domain::can_peer(const std::vector<int64_t>& ids) const {
-  if (neighbours_ != nullptr && !neighbours_->can_peer(ids)) return false;
+  if (neighbours_ != nullptr) return neighbours_->can_peer(ids);
+  const auto wanted = [&](size_t i) {
+    return std::count(ids.begin(), ids.end(), devices_[i].id) != 0;
+  };
   for (size_t i = 0; i < devices_.size(); ++i)
     for (size_t j = 0; j < devices_.size(); ++j)
-      if (!peers_[i][j] && std::count(ids.begin(), ids.end(), devices_[i].id) != 0 &&
-          std::count(ids.begin(), ids.end(), devices_[j].id) != 0)
-        return false;
+      if (!peers_[i][j] && wanted(i) && wanted(j)) return false;
   return true;
 }
 
-int64_t Domain::arena_used() const {
-  std::lock_guard lock(mutex_);
-  return used_;
-}
-
-Capacity Domain::capacity(int world) {
-  Capacity capacity;
-  capacity.packets = static_cast<int32_t>(kPacketBytes / (2 * world * sizeof(CudaPacket)));
-  capacity.lines = static_cast<int32_t>(kLineBytes / (2 * world * sizeof(Line)));
-  capacity.staging_half = kStagingBytes / 2;
-  return capacity;
-}
-
-int64_t Domain::reserve(const std::vector<int64_t>& partition, int world) {
-  int64_t bytes = Window<CudaPacket>::bytes(world, capacity(world));
-  bytes = (bytes + kAlign - 1) / kAlign * kAlign;
-  const auto key = std::pair(partition, world);
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto found = offsets_.find(key); found != offsets_.end()) return found->second;
-  }
-  // Windows lie at the same place in all arenas, so one process has to say where.
-  const int64_t asked =
-      neighbours_ != nullptr ? neighbours_->reserve(key_of(partition, world), bytes) : 0;
-  std::lock_guard lock(mutex_);
-  if (const auto found = offsets_.find(key); found != offsets_.end()) return found->second;
-  const int64_t offset = neighbours_ != nullptr          ? asked
-                         : used_ + bytes <= arena_bytes_ ? used_
-                                                         : -1;
-  if (offset < 0)
-    throw std::runtime_error(
-        "the arena of " + std::to_string(arena_bytes_ >> 20) +
-        " MiB holds no window for another partition of the devices; raise PURLIN_ARENA_MB");
-  used_ = std::max(used_, offset + bytes);
-  return offsets_[key] = offset;
-}
-
-int32_t Domain::attach(const Group& group, CudaCall& call) {
-  call.capacity = capacity(group.world);
-  Attached found;
-  found.offset = reserve(group.partition, group.world);
-  for (int r = 0; r < group.world; ++r) {
-    const vmm::Member& rank = member(group.partition[group.first + r]);
-    call.window[r] = {rank.arena + found.offset};
-    found.ids.push_back(rank.id);
-    found.processes.push_back(rank.process);
-  }
-  std::lock_guard lock(mutex_);
-  groups_.push_back(std::move(found));
-  return static_cast<int32_t>(groups_.size()) - 1;
-}
-
-void Domain::check_group(int32_t group) const {
-  if (neighbours_ == nullptr) return;
-  std::lock_guard lock(mutex_);
-  for (int process : groups_[group].processes)
-    if (neighbours_->has_ended(process))
-      throw std::runtime_error("process " + std::to_string(process) + " has ended");
-}
-
-void Domain::lend(int32_t group, CudaCall& call) {
-  if (neighbours_ == nullptr) return;
-  std::vector<int> processes;
-  {
-    std::lock_guard lock(mutex_);
-    processes = groups_[group].processes;
-  }
-  for (int o = 0; o < call.operands; ++o) {
-    const auto src = neighbours_->lend(call.operand[o].src);
-    const auto dst = neighbours_->lend(call.operand[o].dst);
-    for (int r = 0; r < call.world; ++r) {
-      call.lent[o].src[r] = src[processes[r]];
-      call.lent[o].dst[r] = dst[processes[r]];
-    }
-  }
-}
-
-std::string Domain::name_of(int32_t group, int rank) const {
-  const std::string name = "rank " + std::to_string(rank);
-  if (neighbours_ == nullptr) return name;
-  std::lock_guard lock(mutex_);
-  return name + " (process " + std::to_string(groups_[group].processes[rank]) + ")";
-}
-
-std::string Domain::about(int32_t group, int rank, uint64_t tag, const std::string& text) const {
-  if (neighbours_ == nullptr) return "";
-  std::lock_guard lock(mutex_);
-  const int process = groups_[group].processes[rank];
-  return process == neighbours_->process() ? "" : neighbours_->about(process, tag, text);
-}
-
-void Domain::name_site(uint64_t tag, const std::string& text) {
-  peer::name_site(tag, text);
-  if (neighbours_ != nullptr) neighbours_->name_site(tag, text);
-}
-
-void Domain::tell_group(int32_t group, const std::string& text) const {
-  if (neighbours_ == nullptr) return;
-  std::vector<int> processes;
-  {
-    std::lock_guard lock(mutex_);
-    processes = groups_[group].processes;
-  }
-  for (int process : std::set<int>(processes.begin(), processes.end()))
-    if (process != neighbours_->process()) neighbours_->report(process, text);
-}
-
-// A process has ended: what waits for it must not go on. Its memory lives as long as it is mapped.
-void Domain::give_up(int process) {
-  std::lock_guard lock(mutex_);
-  std::map<const Device*, std::vector<uint64_t*>> poisoned;
-  for (const Attached& group : groups_) {
-    if (std::count(group.processes.begin(), group.processes.end(), process) == 0) continue;
-    for (const Device& device : devices_)
-      if (std::count(group.ids.begin(), group.ids.end(), device.id) != 0)
-        poisoned[&device].push_back(
-            &Window<CudaPacket>{device.arena + group.offset}.control().poison);
-  }
-  const uint64_t poison = kEnded + process;
-  try {
-    for (const auto& [device, words] : poisoned)
-      for (uint64_t* word : words) transfer(*device, word, &poison, sizeof poison);
-  } catch (const std::exception&) {
-    // This process ends too, or its context has failed already.
-  }
+void Domain::write(const Device& device, void* to, uint64_t word) const {
+  transfer(device, to, &word, sizeof word);
 }
 
 int64_t Domain::calls(int row, int regime) const {

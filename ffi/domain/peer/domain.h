@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,6 +18,8 @@
 #include "snac/watch.h"
 
 namespace purlin::peer {
+
+inline constexpr int64_t kWindowAlign = 4096;
 
 // A GPU of this process.
 struct Device {
@@ -68,16 +71,21 @@ class Domain {
   // Of each window of a group of `world` ranks.
   static Capacity capacity(int world);
 
-  // Offset of the windows of a partition in every arena. Throws std::runtime_error when it is full.
+  // Offset of the windows of a partition in every arena; -1 when it is full. Throws
+  // std::runtime_error where other processes do not answer.
   int64_t reserve(const std::vector<int64_t>& partition, int world);
+
+  std::string full() const;  // says so
 
   // Fills call.capacity and call.window. Only arithmetic, once the windows are reserved. Throws
   // std::runtime_error when the arena is full. Returns the number of the group, for reports.
   int32_t attach(const Group& group, CudaCall& call);
 
-  // Tells a call where its ranks see the arrays that its own GPU has for them. Throws
-  // std::runtime_error where one of the processes is gone.
-  void lend(int32_t group, CudaCall& call);
+  // Where the ranks of a group see an array that one of them has on its GPU: what to add to its
+  // addresses, by rank. Throws std::runtime_error where that cannot be found out.
+  void lend(int32_t group, const void* array, int64_t (&shift)[kMaxRanks]);
+  // This rank does not come to a call that others may wait in: tells them, and ends their waits.
+  void fail(int32_t group, const std::string& why);
   // Throws std::runtime_error where a process of the group is gone.
   void check_group(int32_t group) const;
   // "rank 3 (process 1)"
@@ -94,11 +102,15 @@ class Domain {
  private:
   using Owned = std::vector<std::pair<int64_t, int>>;  // ids and ordinals
   Domain(int64_t arena_bytes, const Owned& devices, const vmm::Joining* joining);
+  void meet();
   void enable_peers();
   void load_kernels();
   Device open(int64_t id, int ordinal, const std::vector<int>& seen_by);
   const vmm::Member& member(int64_t id) const;
   void give_up(int process);
+  // Writes a word of a device's memory beside whatever its kernels do.
+  void write(const Device& device, void* to, uint64_t word) const;
+  void poison(const std::map<char*, const Device*>& windows, uint64_t word) const;
 
   std::vector<Device> devices_;
   std::vector<std::vector<bool>> peers_;  // by position in devices_
@@ -115,7 +127,13 @@ class Domain {
     std::vector<int64_t> ids;  // of the ranks
     std::vector<int> processes;
     int64_t offset;
+
+    bool operator==(const Attached&) const = default;
+    bool has(int process) const {
+      return std::find(processes.begin(), processes.end(), process) != processes.end();
+    }
   };
+  Attached group(int32_t number) const;
   std::vector<Attached> groups_;
 };
 

@@ -54,7 +54,8 @@ char* allocate(int ordinal, int64_t bytes, const std::vector<int>& seen_by) {
   Handle handle;
   check(driver.create(&handle, bytes, &wanted, 0), "allocating memory to share");
   const CUdeviceptr at = map(Held(handle), bytes);
-  for (int each : seen_by) check(open(at, bytes, each), "letting a GPU use the arena");
+  check(open(at, bytes, ordinal), "letting a GPU use its arena");
+  for (int each : seen_by) open(at, bytes, each);  // who cannot is left out of groups
   return reinterpret_cast<char*>(at);
 }
 

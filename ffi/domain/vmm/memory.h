@@ -10,7 +10,7 @@ namespace purlin::vmm {
 
 // All throw std::runtime_error.
 
-// Memory of a device that the devices `seen_by` of this process may use.
+// Memory of a device that the devices `seen_by` of this process may use too, where they can.
 char* allocate(int ordinal, int64_t bytes, const std::vector<int>& seen_by);
 
 // The allocation in which an address lies.

@@ -38,20 +38,18 @@ std::string plural(const std::set<int>& processes) {
 
 Neighbours::Neighbours(const Joining& joining, Events events)
     : joining_(joining), events_(std::move(events)), link_(joining.process, joining.count, *this) {
+  for (const auto& [_, ordinal] : joining.devices) ordinals_.push_back(ordinal);
+  for (int p = 0; p < joining.count; ++p) everybody_.insert(p);
   here_.insert(joining.process);
   link_.join(joining.name, joining.token, joining.seconds);
 }
 
-bool Neighbours::all(const std::set<int>& processes) const {
-  return static_cast<int>(processes.size()) == link_.count();
-}
-
-// Waits for what others do; ends with a sentence when one is gone, or too late.
+// Waits for what some processes do; ends with a sentence when one of them is gone, or too late.
 template <class Done>
-void Neighbours::await(Lock& lock, const std::string& what, Done done) {
+void Neighbours::await(Lock& lock, const std::string& what, const std::set<int>& whom, Done done) {
   std::set<int> gone;
   const auto over = [&] {
-    for (int p = 0; p < link_.count(); ++p)
+    for (int p : whom)
       if (link_.has_ended(p)) gone.insert(p);
     return done() || !gone.empty();
   };
@@ -61,25 +59,27 @@ void Neighbours::await(Lock& lock, const std::string& what, Done done) {
                            (late ? "took longer than PURLIN_JOIN_S" : plural(gone) + " has ended"));
 }
 
-void Neighbours::meet(const std::vector<Member>& own, int64_t used) {
+void Neighbours::meet(const Own& own) {
   Lock lock(mutex_);
-  members_.insert(members_.end(), own.begin(), own.end());
-  used_ = used;
-  await(lock, "joining all processes of the host", [&] { return all(here_); });
+  members_.insert(members_.end(), own.members.begin(), own.members.end());
+  blind_.insert(own.blind.begin(), own.blind.end());
+  used_ = own.used;
+  await(lock, "joining all processes of the host", everybody_, [&] { return here_ == everybody_; });
   lock.unlock();
   if (link_.process() == 0) link_.send_others(begin(Kind::kHere));
-  for (const Member& member : own) {
+  for (const Member& member : own.members) {
     const Range range = range_of(member.arena);
     const Descriptor descriptor = exported(range.base);
     Message device = begin(Kind::kDevice);
     link_.send_others(device.put(member.id).put(member.arena_bytes).put(range.bytes),
                       descriptor.get());
   }
-  link_.send_others(begin(Kind::kShared).put(int64_t{joining_.lends}));
+  link_.send_others(begin(Kind::kShared).put(int64_t{joining_.lends}).put(int64_t{own.blocks}));
   lock.lock();
   lends_ = lends_ && joining_.lends;
+  blocks_ = std::min(blocks_, own.blocks);
   shared_.insert(link_.process());
-  await(lock, "sharing the memory of GPUs", [&] { return all(shared_); });
+  await(lock, "sharing the memory of GPUs", everybody_, [&] { return shared_ == everybody_; });
   Message looked = begin(Kind::kLooked);
   looked.put(static_cast<int64_t>(blind_.size()));
   for (const auto& [one, other] : blind_) looked.put(one).put(other);
@@ -87,7 +87,8 @@ void Neighbours::meet(const std::vector<Member>& own, int64_t used) {
   lock.unlock();
   link_.send_others(looked);
   lock.lock();
-  await(lock, "looking at the memory of all GPUs", [&] { return all(looked_); });
+  await(lock, "looking at the memory of all GPUs", everybody_,
+        [&] { return looked_ == everybody_; });
 }
 
 bool Neighbours::can_peer(const std::vector<int64_t>& ids) const {
@@ -110,45 +111,51 @@ int64_t Neighbours::place_locked(const std::string& partition, int64_t bytes) {
 
 int64_t Neighbours::reserve(const std::string& partition, int64_t bytes) {
   Lock lock(mutex_);
-  if (link_.process() == 0) {
-    place_locked(partition, bytes);
-  } else if (offsets_.count(partition) == 0) {
+  if (link_.process() == 0) return place_locked(partition, bytes);
+  if (offsets_.count(partition) == 0) {
     link_.send(0, begin(Kind::kReserve).put(partition).put(bytes));
-    await(lock, "asking process 0 for windows", [&] { return offsets_.count(partition) != 0; });
+    await(lock, "asking process 0 for windows", {0},
+          [&] { return offsets_.count(partition) != 0; });
   }
   return offsets_[partition];
 }
 
-std::vector<int64_t> Neighbours::lend(const void* at) {
+std::vector<int64_t> Neighbours::lend(const void* at, const std::set<int>& processes) {
   const auto address = reinterpret_cast<int64_t>(at);
-  const auto known = [&]() -> const Loan* {
+  const auto find = [&]() -> Loan* {
     const auto next = loans_.upper_bound(address);
     if (next == loans_.begin()) return nullptr;
-    const auto& [base, loan] = *std::prev(next);
-    return address < base + loan.bytes && all(loan.answered) ? &loan : nullptr;
+    auto& [base, loan] = *std::prev(next);
+    return address < base + loan.bytes ? &loan : nullptr;
+  };
+  const auto sees = [&](const Loan& loan) {
+    return std::includes(loan.answered.begin(), loan.answered.end(), processes.begin(),
+                         processes.end());
   };
   {
     Lock lock(mutex_);
-    if (const Loan* loan = known()) return loan->shift;
+    if (const Loan* loan = find(); loan != nullptr && sees(*loan)) return loan->shift;
   }
   std::lock_guard one(lending_);
-  Lock lock(mutex_);
-  if (const Loan* loan = known()) return loan->shift;
-  lock.unlock();
   const Range range = range_of(at);
   const Descriptor descriptor = exported(range.base);
   const auto base = reinterpret_cast<int64_t>(range.base);
-  lock.lock();
+  Lock lock(mutex_);
   Loan& loan = loans_[base];
-  loan = {range.bytes, std::vector<int64_t>(link_.count()), {link_.process()}, ""};
+  loan.bytes = range.bytes;
+  loan.shift.resize(link_.count());
+  loan.answered.insert(link_.process());
+  loan.error.clear();
+  std::set<int> asked;
+  for (int process : processes)
+    if (loan.answered.count(process) == 0) asked.insert(process);
   lock.unlock();
-  link_.send_others(begin(Kind::kLend).put(base).put(range.bytes), descriptor.get());
+  for (int process : asked)
+    link_.send(process, begin(Kind::kLend).put(base).put(range.bytes), descriptor.get());
   lock.lock();
-  await(lock, "lending an array", [&] { return all(loan.answered); });
-  if (loan.error.empty()) return loan.shift;
-  const std::string error = loan.error;
-  loans_.erase(base);
-  throw std::runtime_error(error);
+  await(lock, "lending an array", asked, [&] { return sees(loan) || !loan.error.empty(); });
+  if (!loan.error.empty()) throw std::runtime_error(loan.error);
+  return loan.shift;
 }
 
 void Neighbours::name_site(uint64_t tag, const std::string& text) {
@@ -184,11 +191,9 @@ void Neighbours::take_device(int from, Message& message, const Descriptor& descr
   member.id = message.number();
   member.process = from;
   member.arena_bytes = message.number();
-  std::vector<int> ordinals;
-  for (const auto& [_, ordinal] : joining_.devices) ordinals.push_back(ordinal);
-  Mapped found{nullptr, ordinals};
+  Mapped found{nullptr, ordinals_};
   try {
-    found = mapped(descriptor, message.number(), ordinals);
+    found = mapped(descriptor, message.number(), ordinals_);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "purlin: GPU %ld of process %d: %s\n", member.id, from, error.what());
   }
@@ -206,9 +211,9 @@ void Neighbours::take_loan(int from, Message& message, const Descriptor& descrip
   int64_t at = 0;
   std::string error;
   try {
-    std::vector<int> ordinals;
-    for (const auto& [_, ordinal] : joining_.devices) ordinals.push_back(ordinal);
-    at = reinterpret_cast<int64_t>(mapped(descriptor, bytes, ordinals).base);
+    const Mapped found = mapped(descriptor, bytes, ordinals_);
+    if (!found.blind.empty()) throw std::runtime_error("a GPU has no access to it");
+    at = reinterpret_cast<int64_t>(found.base);
   } catch (const std::exception& failure) {
     error = "process " + std::to_string(link_.process()) + " cannot see an array of process " +
             std::to_string(from) + ": " + failure.what();
@@ -222,9 +227,10 @@ void Neighbours::take_answer(int from, Message& message) {
   Lock lock(mutex_);
   const auto found = loans_.find(base);
   if (found == loans_.end()) return;
+  found->second.error = error;
+  if (!error.empty()) return;
   found->second.shift[from] = at - base;
   found->second.answered.insert(from);
-  if (!error.empty()) found->second.error = error;
 }
 
 void Neighbours::receive(int from, Message& message, Descriptor descriptor) {
@@ -252,12 +258,13 @@ void Neighbours::receive(int from, Message& message, Descriptor descriptor) {
     }
     case Kind::kHere: {
       Lock lock(mutex_);
-      for (int p = 0; p < link_.count(); ++p) here_.insert(p);
+      here_ = everybody_;
       break;
     }
     case Kind::kShared: {
       Lock lock(mutex_);
       lends_ = message.number() != 0 && lends_;
+      blocks_ = std::min(blocks_, static_cast<int>(message.number()));
       shared_.insert(from);
       break;
     }
@@ -281,6 +288,9 @@ void Neighbours::receive(int from, Message& message, Descriptor descriptor) {
 }
 
 void Neighbours::ended(int process) {
+  {
+    Lock lock(mutex_);
+  }  // who has just looked is asleep by now
   changed_.notify_all();
   events_.ended(process);
 }
