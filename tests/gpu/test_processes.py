@@ -36,10 +36,11 @@ REGIMES = (
 
 
 def on_gpus(
-    program: str, *args: Any, count: int = 2, seconds: float = 240, **env: str
+    program: str, *args: Any, count: int = 2, seconds: float = 240, own: Any = None, **env: str
 ) -> list[str]:
     gpus = len(jax.devices("gpu"))
-    return run(program, *args, count=count, devices=1, gpus=gpus, env=env, seconds=seconds)
+    where = {"count": count, "devices": 1, "gpus": gpus}
+    return run(program, *args, seconds=seconds, own=own, env=env, **where)
 
 
 @pytest.mark.parametrize("count", (2, 3))
