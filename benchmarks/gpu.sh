@@ -33,6 +33,14 @@ against=$("$python" -c 'import jax; print("lax,nccl" if len(jax.devices()) > 1 e
 sizes=1K,4K,16K,64K,256K,1M,4M,16M,64M,256M,1G
 "$python" -m purlin_jax bench --against "$against" --native "$build" --sizes $sizes \
   --json "$out/bench.json" 2>&1 | tee "$out/bench.log" || failed=1
+# The same with a process for each GPU.
+gpus=$("$python" -c 'import jax; print(len(jax.devices()))')
+if [ "$gpus" -gt 1 ]; then
+  "$python" -m purlin_jax selftest --platform gpu --processes "$gpus" 2>&1 \
+    | tee "$out/selftest_processes.log" || failed=1
+  "$python" -m purlin_jax bench --platform gpu --processes "$gpus" --against "" --sizes $sizes \
+    --json "$out/bench_processes.json" 2>&1 | tee "$out/bench_processes.log" || failed=1
+fi
 "$python" -m purlin_jax.plots "$out/bench.json" || failed=1
 "$python" -m benchmarks.atom_sweep --build "$build" --json "$out/atoms.json" \
   --plot "$out/atoms.png" 2>&1 | tee "$out/atoms.log" || failed=1

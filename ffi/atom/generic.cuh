@@ -136,14 +136,18 @@ struct LoadStore : CudaFlags {
     }
   };
 
-  __device__ __noinline__ static void copy_team(Team team, const Moves& moves, const Plan& plan,
-                                                Range range) {
-    if (range.begin >= range.end) return;
+  // What most copies need is part of the kernel; the rest is called.
+  __device__ static void copy_team(Team team, const Moves& moves, const Plan& plan, Range range) {
     if (plan.contiguous() && alignment(moves, plan, {range.begin, 0}) == kWidest) {
       const Range whole = {range.begin, range.end / kWidest * kWidest};
       copy_runs(team, moves, whole);
       range.begin = whole.end > range.begin ? whole.end : range.begin;
     }
+    if (range.begin < range.end) copy_rest(team, moves, plan, range);
+  }
+
+  __device__ __noinline__ static void copy_rest(Team team, const Moves& moves, const Plan& plan,
+                                                Range range) {
     switch (alignment(moves, plan, range)) {
       case 1: return copy_boxes<uint8_t>(team, moves, plan, range);
       case 2: return copy_boxes<uint16_t>(team, moves, plan, range);
@@ -171,25 +175,32 @@ struct LoadStore : CudaFlags {
   }
 
  private:
+  // Vectors 0, 1, ... of a thread for which has(i), in all boxes: from from(i) to to(i). All loads
+  // of a box start before its first store, so what is left at the end costs one round trip too.
+  template <class V, int kFly, class Has, class From, class To>
+  __device__ static void copy_batch(const Moves& moves, Has has, From from, To to) {
+    for (int m = 0; m < moves.count; ++m) {
+      const char* src = moves.src[moves.rank(m)];
+      char* dst = moves.dst[moves.rank(m)];
+      V v[kFly];
+#pragma unroll
+      for (int i = 0; i < kFly; ++i)
+        if (has(i)) v[i] = ptx::load<V>(src + from(i));
+#pragma unroll
+      for (int i = 0; i < kFly; ++i)
+        if (has(i)) ptx::store(dst + to(i), v[i]);
+    }
+  }
+
   __device__ static void copy_runs(Team team, const Moves& moves, Range range) {
-    using V = Widest;
-    constexpr int kFly = 128 / sizeof(V);  // loads that a thread starts before the first store
-    const int64_t step = team.threads * static_cast<int64_t>(sizeof(V));
-    int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
-    for (; at + (kFly - 1) * step < range.end; at += kFly * step)
-      for (int m = 0; m < moves.count; ++m) {
-        const char* src = moves.src[moves.rank(m)] + at;
-        char* dst = moves.dst[moves.rank(m)] + at;
-        V v[kFly];
-#pragma unroll
-        for (int i = 0; i < kFly; ++i) v[i] = ptx::load<V>(src + i * step);
-#pragma unroll
-        for (int i = 0; i < kFly; ++i) ptx::store(dst + i * step, v[i]);
-      }
-#pragma unroll 1
-    for (; at < range.end; at += step)
-      for (int m = 0; m < moves.count; ++m)
-        ptx::store(moves.dst[moves.rank(m)] + at, ptx::load<V>(moves.src[moves.rank(m)] + at));
+    constexpr int kFly = 128 / sizeof(Widest);
+    const int64_t step = team.threads * static_cast<int64_t>(sizeof(Widest));
+    int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(Widest));
+    for (; at < range.end; at += kFly * step) {
+      const auto place = [at, step](int i) { return at + i * step; };
+      copy_batch<Widest, kFly>(
+          moves, [at, step, end = range.end](int i) { return at + i * step < end; }, place, place);
+    }
   }
 
   template <class V>
@@ -199,22 +210,13 @@ struct LoadStore : CudaFlags {
     int64_t at = range.begin + team.thread * static_cast<int64_t>(sizeof(V));
     if (at >= range.end) return;
     Cursor cursor(plan, at, step);
-    while (at < range.end) {
+    for (; at < range.end; at += kFly * step) {
       int64_t from[kFly], to[kFly];
 #pragma unroll
       for (int i = 0; i < kFly; ++i, cursor.next()) from[i] = cursor.src(), to[i] = cursor.dst();
-      for (int m = 0; m < moves.count; ++m) {
-        const char* src = moves.src[moves.rank(m)];
-        char* dst = moves.dst[moves.rank(m)];
-        V v[kFly];
-#pragma unroll
-        for (int i = 0; i < kFly; ++i)
-          if (at + i * step < range.end) v[i] = ptx::load<V>(src + from[i]);
-#pragma unroll
-        for (int i = 0; i < kFly; ++i)
-          if (at + i * step < range.end) ptx::store(dst + to[i], v[i]);
-      }
-      at += kFly * step;
+      copy_batch<V, kFly>(
+          moves, [&](int i) { return at + i * step < range.end; }, [&](int i) { return from[i]; },
+          [&](int i) { return to[i]; });
     }
   }
 
