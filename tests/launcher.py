@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,27 @@ def run(program: str, *args: Any, seconds: float = 90, **kwargs: Any) -> list[st
     with Job(program, *args, **kwargs) as job:
         job.finish(seconds)
         return [job.output(i) for i in job.processes]
+
+
+def run_with_a_cache(start: Callable[..., list[str]], folder: Path) -> None:
+    """start(program, own=) of two processes, one of which keeps what it compiles; the second time
+    the program comes out of its cache."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    for hits in (0, 1):
+        outputs = start("once", "cached", own={0: cache})
+        found = [f"HITS {n}" in out for n, out in zip((hits, 0), outputs, strict=True)]
+        assert found == [True, True], outputs
+
+
+_PAGES = 16 << 20 >> 12  # of memory that some thousand calls may still add
+
+
+def leaves_nothing(output: str) -> None:
+    """A process that printed what it used before and after many calls uses no more."""
+    before, after = json.loads(output.partition("USED")[2].splitlines()[0])
+    files, threads, pages = (b - a for a, b in zip(before, after, strict=True))
+    assert files <= 0 and threads <= 8 and pages < _PAGES, (before, after)

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests.launcher import Job, run
-from tests.test_processes import PAGES
+from tests.launcher import Job, leaves_nothing, run, run_with_a_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -80,21 +79,12 @@ def test_strangers() -> None:
 
 
 def test_program_out_of_a_cache_of_one_process(tmp_path: Path) -> None:
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-    for hits in (0, 1):
-        outputs = on_gpus("once", "cached", own={0: cache})
-        assert [f"HITS {n}" in out for n, out in zip((hits, 0), outputs, strict=True)] == [True] * 2
+    run_with_a_cache(on_gpus, tmp_path)
 
 
 def test_many_calls_leave_nothing() -> None:
     for output in on_gpus("many", 1000):
-        before, after = json.loads(output.partition("USED")[2].splitlines()[0])
-        files, threads, pages = (b - a for a, b in zip(before, after, strict=True))
-        assert files <= 0 and threads <= 8 and pages < PAGES, (before, after)
+        leaves_nothing(output)
 
 
 def test_starts_and_stops() -> None:
