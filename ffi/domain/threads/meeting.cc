@@ -202,9 +202,9 @@ int64_t staging_of(const Site& site) {
 
 // The windows of a gang: those of threads of this process, or shared with others.
 struct Gang {
-  GangQueue* queue;
+  GangQueue* queue = nullptr;
   char* windows = nullptr;
-  std::shared_ptr<Peers> peers;
+  std::shared_ptr<Peers> peers = nullptr;
   std::function<void()> after = [] {};
 };
 
@@ -310,7 +310,8 @@ void run(const Site& site, std::shared_ptr<Meeting> meeting) {
 
 void run_shared(const Site& site, std::shared_ptr<Meeting> meeting, char* windows,
                 std::shared_ptr<Peers> peers, std::function<void()> after) {
-  static auto* queue = new GangQueue;
+  static auto* shared = new GangQueue;
+  GangQueue* queue = shared;
   with_host_consumer<CpuAtom>(site.collective(), site.reduce, site.dtype, [&](auto consumer) {
     run_gang(site, meeting, consumer, {queue, windows, std::move(peers), std::move(after)});
   });
