@@ -27,12 +27,12 @@ def _check_split(joined: Joined, shape: Sequence[int], axis: int, tiled: bool) -
     size, world = shape[axis], joined.world
     if tiled and size % world:
         raise ValueError(
-            f"purlin.{joined.op}: axis {axis} of {tuple(shape)} does not divide over {world} "
+            f"purlin.{joined.name}: axis {axis} of {tuple(shape)} does not divide over {world} "
             f"ranks; pad it to {-(-size // world) * world}"
         )
     if not tiled and size != world:
         raise ValueError(
-            f"purlin.{joined.op}: untiled, axis {axis} of {tuple(shape)} must have the size "
+            f"purlin.{joined.name}: untiled, axis {axis} of {tuple(shape)} must have the size "
             f"{world} of the axis; pass tiled=True to cut a longer one"
         )
 
@@ -78,8 +78,8 @@ def all_to_all(
         return x
     operands, axes, squeezed = [], [], []
     for leaf in map(jnp.asarray, leaves):
-        split = _canonical_axis(joined.op, "split_axis", split_axis, leaf.ndim)
-        concat = _canonical_axis(joined.op, "concat_axis", concat_axis, leaf.ndim)
+        split = _canonical_axis(joined.name, "split_axis", split_axis, leaf.ndim)
+        concat = _canonical_axis(joined.name, "concat_axis", concat_axis, leaf.ndim)
         _check_split(joined, leaf.shape, split, tiled)
         if not tiled:
             # The axis that comes new is there from the start with size 1, and the one that goes
@@ -145,7 +145,7 @@ def all_gather(
         return x
     operands, axes = [], []
     for leaf in map(jnp.asarray, leaves):
-        concat = _canonical_axis(joined.op, "axis", axis, leaf.ndim + (not tiled))
+        concat = _canonical_axis(joined.name, "axis", axis, leaf.ndim + (not tiled))
         operands.append(leaf if tiled else jnp.expand_dims(leaf, concat))
         axes.append((0, concat))
     moved = joined.run(operands, axes, invariant=invariant) if joined.names else operands
@@ -193,7 +193,7 @@ def reduce_scatter(
         return x
     operands, axes = [], []
     for leaf in map(jnp.asarray, leaves):
-        split = _canonical_axis(joined.op, "scatter_dimension", scatter_dimension, leaf.ndim)
+        split = _canonical_axis(joined.name, "scatter_dimension", scatter_dimension, leaf.ndim)
         _check_split(joined, leaf.shape, split, tiled)
         operands.append(leaf)
         axes.append((split, 0))

@@ -37,17 +37,18 @@ class Joined:
     policy: Policy
     site: str
     reduce: str = ""
+    name: str = ""  # what the user wrote, for errors; a row of the table may have several names
 
     def require_dtype(self, dtype: Any) -> None:
         """Raise TypeError for what neither purlin nor jax.lax can do."""
         if self.reduce in ("sum", "prod") and dtype.kind == "b":
             raise TypeError(
-                f"purlin.{self.op}: a {self.reduce} of booleans is no boolean; count them with "
+                f"purlin.{self.name}: a {self.reduce} of booleans is no boolean; count them with "
                 "purlin.psum, or reduce with 'or', 'and' or 'xor'"
             )
         if re.match(r"u?int[12]$", dtype.name):  # XLA may end the process
             raise TypeError(
-                f"purlin.{self.op}: no collective carries {dtype.name}; widen it to int8 or int4"
+                f"purlin.{self.name}: no collective carries {dtype.name}; widen it to int8 or int4"
             )
 
     def goes_to_lax(self, operands: Sequence[jax.Array]) -> bool:
@@ -103,13 +104,15 @@ def join(
     backend: str | None,
     policy: Policy | str | None,
     reduce: str | None = None,
+    called: str = "",
 ) -> Joined:
+    called = called or op
     names = groups_lib.canonical_axes(axis_name)
-    groups_lib.require_bound(op, names)
+    groups_lib.require_bound(called, names)
     if reduce is not None and reduce not in REDUCTIONS:
-        raise ValueError(f"purlin.{op}: no reduction {reduce!r}; take one of {REDUCTIONS}")
+        raise ValueError(f"purlin.{called}: no reduction {reduce!r}; take one of {REDUCTIONS}")
     size = groups_lib.world_size(names, None)
-    groups = groups_lib.canonical_groups(op, axis_index_groups, size)
+    groups = groups_lib.canonical_groups(called, axis_index_groups, size)
     world = groups_lib.world_size(names, groups)
     chosen, site = resolve(backend), _call_site()
     if chosen == "lax":
@@ -120,7 +123,8 @@ def join(
         fall_back(op, reason, chosen, site)
     # Along the axis of a vmap there is nothing to send, so jax.lax is no fall.
     chosen = "lax" if local else chosen
-    return Joined(op, names, groups, world, chosen, resolve_policy(policy), site, reduce or "")
+    policy = resolve_policy(policy)
+    return Joined(op, names, groups, world, chosen, policy, site, reduce or "", called)
 
 
 def _call_site() -> str:

@@ -200,7 +200,14 @@ def ragged_all_to_all(
       As all_to_all_v; the run-time error also for rows that overlap in the result, and for
       recv_sizes that are not what comes.
     """
-    joined = join("all_to_all_v", axis_name, axis_index_groups, backend, policy)
+    joined = join(
+        "all_to_all_v",
+        axis_name,
+        axis_index_groups,
+        backend,
+        policy,
+        called="ragged_all_to_all",
+    )
     numbers = {
         "input_offsets": jnp.asarray(input_offsets),
         "send_sizes": jnp.asarray(send_sizes),
@@ -328,7 +335,7 @@ def _run(
 ) -> tuple[PyTree, jax.Array]:
     """Send checked operands through the primitive, several in one call where types allow."""
     if fill not in (0, None):
-        raise ValueError(f"purlin.{joined.op}: fill={fill!r} is neither 0 nor None")
+        raise ValueError(f"purlin.{joined.name}: fill={fill!r} is neither 0 nor None")
     capacity = _static(joined, capacity)
     leaves, tree = jax.tree.flatten(x)
     arrays = [jnp.asarray(leaf) for leaf in leaves]
@@ -383,7 +390,7 @@ def _rows(joined: Joined, x: PyTree) -> int:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(x)]
     if not shapes or any(not shape for shape in shapes) or len({s[0] for s in shapes}) > 1:
         raise ValueError(
-            f"purlin.{joined.op}: operands of shapes {shapes}; give one or more arrays with as "
+            f"purlin.{joined.name}: operands of shapes {shapes}; give one or more arrays with as "
             "many rows (leading axis) each"
         )
     return int(shapes[0][0])
@@ -409,14 +416,14 @@ def _numbers(joined: Joined, given: Any, *shapes: tuple[int, ...]) -> np.ndarray
         numbers = np.asarray(given)
     except ValueError:
         raise ValueError(
-            f"purlin.{joined.op}: counts {given} are no array; give as many for each rank"
+            f"purlin.{joined.name}: counts {given} are no array; give as many for each rank"
         ) from None
     if numbers.shape not in shapes:
         return None
     if numbers.dtype.kind not in "iu":
-        raise TypeError(f"purlin.{joined.op}: counts are integers, not {numbers.dtype}")
+        raise TypeError(f"purlin.{joined.name}: counts are integers, not {numbers.dtype}")
     if (numbers < 0).any():
-        raise ValueError(f"purlin.{joined.op}: counts {numbers.tolist()} must not be negative")
+        raise ValueError(f"purlin.{joined.name}: counts {numbers.tolist()} must not be negative")
     return numbers.astype(np.int64)
 
 
@@ -430,11 +437,11 @@ def _integers(joined: Joined, given: Any, shape: tuple[int, ...]) -> jax.Array:
     """Traced counts as int32 or int64."""
     counts = jnp.asarray(given)
     if not jnp.issubdtype(counts.dtype, jnp.integer):
-        raise TypeError(f"purlin.{joined.op}: counts are integers, not {counts.dtype}")
+        raise TypeError(f"purlin.{joined.name}: counts are integers, not {counts.dtype}")
     if counts.shape != shape:
         raise ValueError(
-            f"purlin.{joined.op}: counts of shape {list(counts.shape)}, expected {list(shape)} for "
-            f"{joined.world} ranks"
+            f"purlin.{joined.name}: counts of shape {list(counts.shape)}, expected {list(shape)} "
+            f"for {joined.world} ranks"
         )
     if counts.dtype in (jnp.int32, jnp.int64):
         return counts
@@ -448,7 +455,7 @@ def _check_rows(joined: Joined, x: PyTree, needed: np.ndarray) -> None:
         if n > rows:
             whose = f"of rank {rank} " if len(needed) > 1 else ""
             raise ValueError(
-                f"purlin.{joined.op}: the counts {whose}need {n} rows and the operand has {rows}"
+                f"purlin.{joined.name}: the counts {whose}need {n} rows and the operand has {rows}"
             )
 
 
@@ -458,18 +465,18 @@ def _static(joined: Joined, capacity: Any) -> int:
         rows = operator.index(capacity)
     except TypeError:
         raise TypeError(
-            f"purlin.{joined.op}: capacity={capacity} is no integer that is known when the program "
-            "is traced; shapes are static"
+            f"purlin.{joined.name}: capacity={capacity} is no integer that is known when the "
+            "program is traced; shapes are static"
         ) from None
     if rows < 0:
-        raise ValueError(f"purlin.{joined.op}: capacity={rows} must not be negative")
+        raise ValueError(f"purlin.{joined.name}: capacity={rows} must not be negative")
     return rows
 
 
 def _enough(joined: Joined, capacity: int | None, needed: int) -> int:
     if capacity is not None and _static(joined, capacity) < needed:
         raise ValueError(
-            f"purlin.{joined.op}: a rank gets {needed} rows, and capacity={capacity}; raise it, or "
-            "leave it out"
+            f"purlin.{joined.name}: a rank gets {needed} rows, and capacity={capacity}; raise it, "
+            "or leave it out"
         )
     return needed if capacity is None else capacity

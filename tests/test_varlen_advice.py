@@ -173,7 +173,11 @@ def test_outside_shard_map() -> None:
 RAGGED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "input_offsets": ({"input_offsets": jnp.zeros(4, jnp.int32)}, ValueError, r"\(4,\); the four"),
     "recv_sizes": ({"recv_sizes": jnp.zeros((3, 1), int)}, ValueError, r"recv_sizes has shape \(3"),
-    "send_sizes": ({"send_sizes": jnp.ones(3)}, TypeError, r"counts are integers, not float32"),
+    "send_sizes": (
+        {"send_sizes": jnp.ones(3)},
+        TypeError,
+        r"purlin.ragged_all_to_all: counts are integers, not float32",
+    ),
     "output": (
         {"output": jnp.zeros((9, 3))},
         ValueError,
