@@ -126,7 +126,7 @@ def run(
 def chosen(policy: Policy, op: str, arch: str, world: int, nbytes: int) -> Choice:
     """What purlin runs a row's call with."""
     pair = nbytes if op == "all_reduce" else nbytes // world
-    capacity = domain.capacity("cpu" if arch == "cpu" else "cuda", world)
+    capacity = domain.capacity("cuda" if arch.startswith("sm_") else "cpu", world)
     return choose(policy, op, arch, world, Traffic(pair, capacity=capacity))
 
 

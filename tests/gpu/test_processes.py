@@ -103,8 +103,8 @@ def told(job: Job, i: int, step: str = "fault") -> dict[str, Any]:
         ("late", ("gave up: all_reduce call", "waiting for rank 1 (process 1)")),
         ("shapes", ("ranks disagree: all_reduce call", "process_faults.py:")),
         ("counts", ("bad counts: all_to_all_v call", "rank 1")),
-        ("killed", ("process 1 has ended",)),
-        ("exits", ("process 1 has ended",)),
+        ("killed", ("lost: all_reduce call", "process 1 has ended")),
+        ("exits", ("lost: all_reduce call", "process 1 has ended")),
     ),
 )
 def test_faults(what: str, texts: tuple[str, ...]) -> None:

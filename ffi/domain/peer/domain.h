@@ -42,8 +42,8 @@ struct Group {
   int first = 0, world = 1;        // which of them it is
 };
 
-// Everything that touches CUDA happens in start(): afterwards nothing is allocated, loaded or set,
-// since each of these may wait for a GPU on which a peer's kernel is waiting for us.
+// Nothing is allocated, loaded or set after start() and join(), since each of these may wait for a
+// GPU on which a peer's kernel is waiting for us. But lend() has others map what XLA has allocated.
 class Domain {
  public:
   // The domain of some GPUs of this process, by default of all that it sees; their ids are their
