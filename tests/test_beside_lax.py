@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu.harness import run_program
+from tests.memory import NEEDS_GLIBC
 
 
 @pytest.mark.own_regime
@@ -14,8 +15,8 @@ from tests.gpu.harness import run_program
         ("mixed_programs", "beside", 300),
         ("mixed_programs", "rings", 300),
         ("mixed_programs", "inserted", 200),
-        ("long_programs", "many_calls", 2000),
-        ("long_programs", "many_shapes", 50),
+        pytest.param("long_programs", "many_calls", 2000, marks=NEEDS_GLIBC),
+        pytest.param("long_programs", "many_shapes", 50, marks=NEEDS_GLIBC),
     ],
 )
 def test_program(module: str, program: str, count: int) -> None:
