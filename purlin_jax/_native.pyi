@@ -9,6 +9,7 @@ max_ranks: int
 max_operands: int
 collectives: dict[str, dict[str, str]]
 regimes: dict[str, tuple[list[str], list[str]]]
+without_lending: dict[str, str]
 reduces: tuple[tuple[str, str], ...]
 
 def targets() -> dict[str, Any]: ...

@@ -183,12 +183,6 @@ def table(arch: str) -> dict[str, Any]:
 
 _ROUNDING = 512  # bytes that several operands may waste in packets and lines
 _EITHER_WAY = ("zero_staging", "zero_staging_push")
-# What takes the place of regimes in which ranks use each other's arrays.
-_WITHOUT_LENDING = {
-    "zero_staging": "staged",
-    "zero_staging_push": "staged",
-    "zero_staging_composed": "composed",
-}
 
 
 def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> Choice:
@@ -224,14 +218,14 @@ def choose(forced: Policy, op: str, arch: str, world: int, traffic: Traffic) -> 
         pull, push = traffic.packed
         if pull != push:
             regime = _EITHER_WAY[0 if pull else 1]
-    if not traffic.lends and regime in _WITHOUT_LENDING:
+    if not traffic.lends and regime in _native.without_lending:
         if forced.regime != "auto":
             raise ValueError(
                 f"purlin.{op}: regime {regime!r} needs arrays that other processes can map, and "
                 "those of the allocator in use cannot be; take the default of "
                 "XLA_PYTHON_CLIENT_ALLOCATOR, or leave the regime to the policy"
             )
-        regime = _WITHOUT_LENDING[regime]
+        regime = _native.without_lending[regime]
     return Choice(
         regime,
         forced.atom or band.get("atom", found["atom"]),

@@ -48,11 +48,15 @@ constexpr bool is_staged(Regime regime) {
   return regime == Regime::kStaged || regime == Regime::kComposed;
 }
 
-// Whether ranks read or write each other's arrays where they lie.
-constexpr bool is_lent(Regime regime) {
-  return regime == Regime::kZeroStaging || regime == Regime::kZeroStagingPush ||
-         regime == Regime::kZeroStagingComposed;
+// What takes the place of a regime where ranks cannot reach each other's arrays.
+constexpr Regime without_lending(Regime regime) {
+  if (regime == Regime::kZeroStagingComposed) return Regime::kComposed;
+  return regime == Regime::kZeroStaging || regime == Regime::kZeroStagingPush ? Regime::kStaged
+                                                                              : regime;
 }
+
+// Whether ranks read or write each other's arrays where they lie.
+constexpr bool is_lent(Regime regime) { return without_lending(regime) != regime; }
 
 // Whether data and flags travel together, in words of eight bytes on GPUs.
 PURLIN_HD constexpr bool is_flagged(Regime regime) {

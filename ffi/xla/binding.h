@@ -49,6 +49,15 @@ inline nanobind::dict regimes() {
   return all;
 }
 
+// {regime: what takes its place where ranks cannot reach each other's arrays}.
+inline nanobind::dict without_lending() {
+  nanobind::dict all;
+  for (int i = 0; i < kNumRegimes; ++i)
+    if (const auto regime = static_cast<Regime>(i); is_lent(regime))
+      all[kRegimeNames[i]] = kRegimeNames[static_cast<int>(purlin::without_lending(regime))];
+  return all;
+}
+
 // {(op, regime): count} of the counters that are not zero; count(row, regime).
 template <class Count>
 nanobind::dict counts(Count count) {

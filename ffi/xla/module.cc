@@ -75,6 +75,7 @@ NB_MODULE(_native, m) {
   m.attr("max_operands") = kMaxOperands;
   m.attr("collectives") = table();
   m.attr("regimes") = xla_ffi::regimes();
+  m.attr("without_lending") = xla_ffi::without_lending();
   m.attr("reduces") = xla_ffi::reduces(threads::reduces);
   m.def(
       "targets", [] { return xla_ffi::as_dict(xla_ffi::cpu_target()); },
