@@ -102,7 +102,7 @@ def survived() -> None:
     os._exit(0)  # it would wait for the effects of the programs that failed
 
 
-def killed(what: str) -> None:
+def killed(what: str, silent: str = "1") -> None:
     """A process of which the others hear no more: before, between or in collectives."""
     mesh, own = mesh_of(), jax.process_index()
     works(mesh)
@@ -118,7 +118,7 @@ def killed(what: str) -> None:
         print("READY", flush=True)
         if what == "during":
             attempt("killed", rounds)
-        elif own != 1:
+        elif own != int(silent):
             attempt("killed", program, x)
             if what != "leaves":
                 attempt("later", program, x)

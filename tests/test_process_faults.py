@@ -88,18 +88,25 @@ def test_killed_first_process() -> None:
         job.finish(BUDGET + 5, ends_well=())
 
 
-def test_process_that_stops_during_a_collective() -> None:
-    with Job("killed", "during", env=LIMITS) as job:
+@pytest.mark.parametrize("silent", (0, 1))
+@pytest.mark.parametrize("what", ("between", "during"))
+def test_process_that_stops(what: str, silent: int) -> None:
+    """The others hear of it in time, and so does the process once it goes on."""
+    with Job("killed", what, silent, env=LIMITS) as job:
         for i in job.processes:
             job.wait_for(i, "READY")
-        time.sleep(0.5)
         stopped = time.time()
-        os.kill(job.processes[1].pid, signal.SIGSTOP)
-        job.wait_for(0, "STEP killed", 20)
-        told = steps(job.output(0))["killed"]
-        assert "(process 1)" in told["error"] and REDUCE in told["error"], told
-        assert "gave up" in told["error"], told
+        os.kill(job.processes[silent].pid, signal.SIGSTOP)
+        job.wait_for(1 - silent, "STEP killed", 20)
+        told = steps(job.output(1 - silent))["killed"]
+        assert "gave up" in told["error"] and REDUCE in told["error"], told
+        assert f"process {silent}" in told["error"], told
         assert told["at"] - stopped < BUDGET + 5, told
+        assert "slow: all_reduce" in job.output(1 - silent) or what == "during"
+        if what == "during":
+            os.kill(job.processes[silent].pid, signal.SIGCONT)
+            job.wait_for(silent, "STEP killed", BUDGET + 5)
+            assert steps(job.output(silent))["killed"]["error"]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,18 @@ char* map_arena(int fd, int64_t bytes) {
   return static_cast<char*>(at);
 }
 
+constexpr double kAnswerSeconds = 2;  // in which process 0 reports or ends what waits too long
+
+constexpr const char* kNoAnswer =
+    "process 0, which says when collectives of several processes begin, has not answered in time. "
+    "See whether it has been stopped, or raise PURLIN_TIMEOUT_S";
+
+void every(std::chrono::milliseconds period, std::function<void()> look) {
+  std::thread([period, look = std::move(look)] {
+    for (;; std::this_thread::sleep_for(period)) look();
+  }).detach();
+}
+
 std::string after_failure(const Domain::Call& call, const std::string& why) {
   return call.arrival.what + ": an earlier collective of these ranks failed: " + why;
 }
@@ -105,7 +117,10 @@ void Domain::start(int process, int count, const std::string& name, const std::s
   auto* domain = new Domain(process, count);  // lives as long as the process
   if (process == 0) domain->lead(arena_bytes);
   domain->link_.join(name, token, seconds);
-  if (process != 0) domain->has_arena_.get_future().get();
+  if (process != 0) {
+    domain->has_arena_.get_future().get();
+    every(std::chrono::milliseconds(200), [domain] { domain->look(); });
+  }
   the_domain = domain;
 }
 
@@ -119,10 +134,7 @@ void Domain::lead(int64_t arena_bytes) {
       [this](int process, Order order, const std::string& key, int64_t offset,
              const std::string& text) { tell(process, order, key, offset, text); },
       arena_bytes);
-  std::thread([this] {
-    for (;; std::this_thread::sleep_for(std::chrono::milliseconds(100)))
-      coordinator_->look(Clock::now());
-  }).detach();
+  every(std::chrono::milliseconds(100), [this] { coordinator_->look(Clock::now()); });
 }
 
 // Who is gone is noticed by the link.
@@ -181,6 +193,7 @@ void Domain::leader_is_gone() {
 
 void Domain::submit(Call call) {
   const Arrival arrival = call.arrival;
+  call.since = Clock::now();
   bool twice;
   {
     std::lock_guard lock(mutex_);
@@ -196,14 +209,19 @@ void Domain::submit(Call call) {
 }
 
 void Domain::obey(Order order, const std::string& key, int64_t offset, const std::string& text) {
-  if (order == Order::kReport) return threads::publish("purlin: " + text);
   if (order == Order::kBroken) return break_partition(key, text);
   Call call;
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     const auto found = calls_.find(key);
-    if (found == calls_.end()) return;
+    if (found == calls_.end()) {
+      const auto given_up = given_up_.extract(key);
+      lock.unlock();
+      if (order == Order::kGo && !given_up.empty()) tell_failed(given_up.mapped(), kNoAnswer);
+      return;
+    }
     call = found->second;
+    if (order == Order::kReport) found->second.reported = true;
     if (order == Order::kGo) {
       found->second.fail = nullptr;  // from now on it ends by itself
       const auto broken = broken_.find(call.arrival.partition);
@@ -212,10 +230,15 @@ void Domain::obey(Order order, const std::string& key, int64_t offset, const std
     if (order == Order::kFail && call.fail) calls_.erase(found);
   }
   if (order == Order::kGo) return call.go(arena_ + offset);
-  threads::publish("purlin: " + text);
-  threads::end_run(call.arrival.run, text);
-  call.running->stop(text);
-  if (call.fail) call.fail(text);
+  if (order == Order::kReport) return threads::publish("purlin: " + text);
+  end(call, text);
+}
+
+void Domain::end(const Call& call, const std::string& why) {
+  threads::publish("purlin: " + why);
+  threads::end_run(call.arrival.run, why);
+  call.running->stop(why);
+  if (call.fail) call.fail(why);
 }
 
 // What has been told to go may have to wait for calls before it: it must not start any more.
@@ -241,7 +264,37 @@ void Domain::left(const std::string& key, const std::string& error) {
   if (coordinator_ != nullptr)
     coordinator_->failed(0, key, arrival.partition, arrival.run, error);
   else
-    link_.send(0, begin(Kind::kFailed).put(key).put(arrival.partition).put(arrival.run).put(error));
+    tell_failed(arrival, error);
+}
+
+void Domain::tell_failed(const Arrival& arrival, const std::string& why) {
+  Message message = begin(Kind::kFailed);
+  link_.send(0, message.put(arrival.key).put(arrival.partition).put(arrival.run).put(why));
+}
+
+// Process 0 ends calls that wait too long, unless it is stopped or busy itself.
+void Domain::look() {
+  std::vector<Call> slow, late;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto at = calls_.begin(); at != calls_.end();) {
+      Call& call = at->second;
+      const std::chrono::duration<double> since = Clock::now() - call.since;
+      const double seconds = since.count() - kAnswerSeconds, budget_s = call.arrival.budget_s;
+      if (call.fail && budget_s > 0 && seconds > budget_s) {
+        given_up_.emplace(at->first, call.arrival);
+        late.push_back(std::move(call));
+        at = calls_.erase(at);
+        continue;
+      }
+      if (call.fail && seconds > call.arrival.slow_s && !std::exchange(call.reported, true))
+        slow.push_back(call);
+      ++at;
+    }
+  }
+  for (const Call& call : slow)
+    threads::publish("purlin: slow: " + call.arrival.what + ": " + kNoAnswer);
+  for (const Call& call : late) end(call, "gave up: " + call.arrival.what + ": " + kNoAnswer);
 }
 
 void Domain::finish(const std::string& key) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <future>
 #include <map>
@@ -62,6 +63,8 @@ class Domain : private link::Listener {
     std::function<void(char* windows)> go;         // called in the order of all processes
     std::function<void(const std::string&)> fail;  // instead of go; null after it
     bool left = false;                             // by a rank of this process, before its end
+    std::chrono::steady_clock::time_point since = {};
+    bool reported = false;
   };
   void submit(Call call);
   // A rank of this process has left the call of this key before its end.
@@ -81,8 +84,11 @@ class Domain : private link::Listener {
   void tell(int process, Order order, const std::string& key, int64_t offset,
             const std::string& text);
   void obey(Order order, const std::string& key, int64_t offset, const std::string& text);
+  static void end(const Call& call, const std::string& why);
+  void tell_failed(const Arrival& arrival, const std::string& why);
   void break_partition(const std::string& partition, const std::string& why);
   void leader_is_gone();
+  void look();  // reports and ends calls that process 0 does not answer
 
   link::Link link_;
   link::Descriptor arena_fd_;
@@ -96,6 +102,7 @@ class Domain : private link::Listener {
   std::mutex mutex_;
   std::map<std::string, Call> calls_;          // submitted, and not finished
   std::map<std::string, std::string> broken_;  // partition: why its windows cannot be used
+  std::map<std::string, Arrival> given_up_;  // not answered in time; process 0 may go on with them
 };
 
 }  // namespace purlin::shm
