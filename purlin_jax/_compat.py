@@ -22,7 +22,18 @@ Primitive = jax.extend.core.Primitive
 ShapedArray = _core.ShapedArray
 AxisEffect = _core.NamedAxisEffect
 PARTITION_ID = ShapedArray((), np.dtype("int32"))
-__all__ = ["PARTITION_ID", "AxisEffect", "Primitive", "ShapedArray", "ad", "batching", "mlir"]
+# Whether jax.lax.all_gather heeds `to` where varying axes are not tracked.
+TO_WITHOUT_VMA = jax.__version_info__ < (0, 12)
+__all__ = [
+    "PARTITION_ID",
+    "TO_WITHOUT_VMA",
+    "AxisEffect",
+    "Primitive",
+    "ShapedArray",
+    "ad",
+    "batching",
+    "mlir",
+]
 
 
 def zero_tangent(primal: Any) -> Any:
@@ -57,10 +68,17 @@ def make_varying(x: Any, axes: Sequence[Any]) -> Any:
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-def result_aval(operand: Any, shape: Sequence[int], varying_axes: frozenset[Any]) -> Any:
-    """The type of a collective's result: the operand's with another shape and other axes."""
+def result_aval(
+    operand: Any, shape: Sequence[int], varying_axes: frozenset[Any], *, weak: bool = False
+) -> Any:
+    """The type of a collective's result: the operand's with another shape and other axes.
+
+    `weak`: a type that is weak, as that of a Python number, stays so.
+    """
     mat = operand.mat.update(varying=varying_axes)
-    return operand.update(shape=tuple(shape), weak_type=False, manual_axis_type=mat)
+    return operand.update(
+        shape=tuple(shape), weak_type=weak and operand.weak_type, manual_axis_type=mat
+    )
 
 
 def partition_id(ctx: Any) -> Any:

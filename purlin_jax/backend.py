@@ -41,9 +41,12 @@ def resolve(name: str | None) -> str:
 
     PURLIN_FALLBACK=error (strict mode) turns "auto" into "purlin".
     """
+    if (fallback := os.environ.get("PURLIN_FALLBACK", "")) not in ("", "error"):
+        raise ValueError(
+            f"purlin: PURLIN_FALLBACK={fallback}; set it to 'error' for strict mode, or unset it"
+        )
     found = name or _context.value or os.environ.get("PURLIN_BACKEND") or "auto"
-    strict = os.environ.get("PURLIN_FALLBACK") == "error"
-    return "purlin" if strict and found == "auto" else _checked(found)
+    return "purlin" if fallback and found == "auto" else _checked(found)
 
 
 def _checked(name: str) -> str:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from purlin_jax import groups as groups_lib
-from purlin_jax._compat import check_vma
+from purlin_jax._compat import TO_WITHOUT_VMA, check_vma
 from purlin_jax.backend import fall_back, scope
 from purlin_jax.joined import Joined, join
 from purlin_jax.policy import Policy
@@ -119,7 +119,7 @@ def all_gather(
       tiled: see above.
       to: type of the result over the axis, as in jax.lax.all_gather: "varying", or "invarying" for
         one that out_specs may leave the axis out of, and whose gradient is the own block of the
-        result's. "reduced" goes to jax.lax.
+        result's. "reduced" goes to jax.lax. Without check_vma, from jax 0.12 on, `to` says nothing.
       backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
       policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
 
@@ -132,6 +132,7 @@ def all_gather(
       TypeError: a dtype of fewer than 4 bits.
     """
     joined = join("all_gather", axis_name, axis_index_groups, backend, policy)
+    to = to if TO_WITHOUT_VMA or check_vma() else "varying"
     invariant = to == "invarying" and joined.groups is None
     if to != "varying" and not invariant:
         if joined.backend != "lax":
@@ -168,8 +169,7 @@ def reduce_scatter(
     Values are folded in rank order, as in all_reduce.
 
     Args:
-      x: array or pytree of arrays; leaves of one dtype travel together. On GPUs purlin sums float32
-        and bfloat16, and jax.lax takes the rest.
+      x: array or pytree of arrays; leaves of one dtype travel together.
       axis_name: bound mesh axis, or a tuple of them.
       op: "sum", "prod", "max", "min", or for integers and booleans "and", "or", "xor".
       scatter_dimension: axis cut into one block for each rank. Tiled: its size must divide by the
@@ -218,8 +218,7 @@ def all_reduce(
     bits in float32, other types in themselves. Integers wrap around.
 
     Args:
-      x: array or pytree of arrays; leaves of one dtype travel together. On GPUs purlin sums float32
-        and bfloat16, and jax.lax takes the rest.
+      x: array or pytree of arrays; leaves of one dtype travel together.
       axis_name: bound mesh axis, or a tuple of them.
       op: "sum", "prod", "max", "min", or for integers and booleans "and", "or", "xor".
       axis_index_groups: groups of indices of the axis that reduce among themselves.

@@ -14,6 +14,7 @@ import jax.export
 import numpy as np
 
 from purlin_jax import _compat, _native, processes
+from purlin_jax.environment import number
 
 cuda: Any = None  # stays None where no CUDA compiler was found at the build
 if importlib.util.find_spec("purlin_jax._cuda") is not None:
@@ -103,8 +104,8 @@ def budget() -> tuple[float, float]:
     What set_timeout was told, else PURLIN_SLOW_S (60) and PURLIN_TIMEOUT_S (1800; 0 never ends it).
     """
     return _limits or (
-        float(os.environ.get("PURLIN_SLOW_S", "60")),
-        float(os.environ.get("PURLIN_TIMEOUT_S", "1800")),
+        number("PURLIN_SLOW_S", 60),
+        number("PURLIN_TIMEOUT_S", 1800),
     )
 
 
@@ -114,7 +115,12 @@ def set_timeout(seconds: float, *, slow: float = 60.0) -> None:
     Args:
       seconds: a wait that lasts longer ends in an error; 0 waits for ever.
       slow: a wait that lasts longer is reported on stderr, once.
+
+    Raises:
+      ValueError: a number of seconds that is negative or no number.
     """
+    if not (seconds >= 0 and slow >= 0):
+        raise ValueError(f"purlin: set_timeout({seconds}, slow={slow}); take seconds of 0 or more")
     global _limits
     with _lock:
         _limits = (slow, seconds)

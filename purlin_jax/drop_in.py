@@ -100,21 +100,32 @@ def _reduce(
     backend: str | None,
     policy: Policy | str | None,
 ) -> PyTree:
-    if _is_static(x, axis_name):
-        return getattr(jax.lax, name)(x, axis_name, axis_index_groups=axis_index_groups)
+    leaves, tree = jax.tree.flatten(x)
+    folded = [_is_static(leaf, axis_name) for leaf in leaves]
+    sent = [leaf for leaf, static in zip(leaves, folded, strict=True) if not static]
     if op == "sum":
-        x = jax.tree.map(_count_booleans, x)
-    return all_reduce(
-        x, axis_name, op, axis_index_groups=axis_index_groups, backend=backend, policy=policy
+        sent = [_count_booleans(leaf) for leaf in sent]
+    if sent:
+        sent = all_reduce(
+            sent, axis_name, op, axis_index_groups=axis_index_groups, backend=backend, policy=policy
+        )
+    reduced = iter(sent)
+    fold = getattr(jax.lax, name)
+    return jax.tree.unflatten(
+        tree,
+        (
+            fold(leaf, axis_name, axis_index_groups=axis_index_groups) if static else next(reduced)
+            for leaf, static in zip(leaves, folded, strict=True)
+        ),
     )
 
 
-def _is_static(x: PyTree, axis_name: Any) -> bool:
-    """Whether jax.lax would need no communication, or an axis that has no name."""
+def _is_static(leaf: Any, axis_name: Any) -> bool:
+    """Whether jax.lax needs no communication for it, or there is an axis that has no name."""
     names = groups_lib.canonical_axes(axis_name)
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x))
-    return not traced or any(isinstance(name, int) for name in names)
+    return not isinstance(leaf, jax.core.Tracer) or any(isinstance(name, int) for name in names)
 
 
 def _count_booleans(x: Any) -> Any:
+    x = jnp.asarray(x)
     return x.astype(jnp.int32) if x.dtype == np.bool_ else x

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from purlin_jax import _native, lowering, primitive
 from purlin_jax import groups as groups_lib
@@ -41,7 +42,7 @@ class Joined:
 
     def require_dtype(self, dtype: Any) -> None:
         """Raise TypeError for what neither purlin nor jax.lax can do."""
-        if self.reduce in ("sum", "prod") and dtype.kind == "b":
+        if self.reduce in ("sum", "prod") and dtype == np.bool_:
             raise TypeError(
                 f"purlin.{self.name}: a {self.reduce} of booleans is no boolean; count them with "
                 "purlin.psum, or reduce with 'or', 'and' or 'xor'"

@@ -102,6 +102,13 @@ def _impl(*_: Any, params: Params) -> Any:
     raise NameError(f"purlin.{params.op} must be called inside jax.shard_map")
 
 
+# Whether types of Python numbers, which give way to others, stay so: as in jax.lax, by check_vma.
+_KEEP_WEAK_TYPES = {
+    False: ("all_gather", "reduce_scatter"),
+    True: ("all_gather", "reduce_scatter", "all_reduce"),
+}
+
+
 def _abstract_eval(*operands: Any, params: Params) -> Any:
     results = []
     for x, split, concat in zip(operands, params.split, params.concat, strict=True):
@@ -110,9 +117,10 @@ def _abstract_eval(*operands: Any, params: Params) -> Any:
         except ValueError as error:
             raise ValueError(f"purlin.{params.op} of {x.str_short()}: {error}") from None
         axes = varying(x) if check_vma() else frozenset()
+        keeps_weak = params.op in _KEEP_WEAK_TYPES[check_vma()]
         if params.invariant:
             axes -= frozenset(params.axes)
-        results.append(result_aval(x, shape, axes))
+        results.append(result_aval(x, shape, axes, weak=keeps_weak))
     return results, {AxisEffect(a) for a in params.axes}
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from purlin_jax import _compat, _native
+from purlin_jax.environment import number
 
 _PREFIX = "purlin/processes"
 _lock = threading.Lock()  # programs may be lowered by several threads
@@ -74,7 +75,7 @@ def _seat(platform: str) -> tuple[int, int, str, str]:
 
 @cache
 def _join_cpus() -> None:
-    megabytes = int(os.environ.get("PURLIN_SHM_MIB", "65536"))  # of addresses; used as touched
+    megabytes = int(number("PURLIN_SHM_MIB", 65536))  # of addresses; used as touched
     own, count, name, token = _seat("cpu")
     if count > 1:
         _native.join(own, count, name, token, megabytes << 20, _seconds())
@@ -101,7 +102,7 @@ def _can_share(cuda: Any, device: jax.Device) -> bool:
 
 
 def _seconds() -> float:
-    return float(os.environ.get("PURLIN_JOIN_S", "300"))
+    return number("PURLIN_JOIN_S", 300)
 
 
 @cache

@@ -139,7 +139,8 @@ def _impl(*_: Any, params: CountedParams) -> Any:
 def _abstract_eval(*operands: Any, params: CountedParams) -> Any:
     parts = params.parts(operands)
     axes = frozenset().union(*(varying(x) for x in operands)) if check_vma() else frozenset()
-    results = [result_aval(x, (params.capacity, *x.shape[1:]), axes) for x in parts.data]
+    weak = params.op == "ppermute"  # as jax.lax's
+    results = [result_aval(x, (params.capacity, *x.shape[1:]), axes, weak=weak) for x in parts.data]
     results.append(result_aval(parts.sizes, (params.world,), axes))
     return results, {AxisEffect(a) for a in params.axes}
 
