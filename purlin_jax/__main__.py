@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,12 @@ def run_selftest(args: argparse.Namespace) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """Time per step in jit beside jax.lax, and of kernels alone beside NCCL."""
-    against = [name for name in args.against.split(",") if name]
-    sizes = [bench.parse_size(s) for s in args.sizes.split(",")]
-    ops = args.ops.split(",")
+    ops, sizes, against = args.ops, args.sizes, args.against
     # First, since JAX takes most of the memory of a GPU when it is first asked for devices.
     kernels, about, missing = _kernels(ops, sizes, against, args)
     setup = bench.Setup(
         mesh=_mesh(args),
-        dtype=jax.numpy.dtype(args.dtype),
+        dtype=args.dtype,
         policy=Policy(args.policy),
         samples=args.samples,
     )
@@ -104,6 +102,7 @@ def run_bench(args: argparse.Namespace) -> int:
     if jax.process_index() > 0:
         return 0
     print(bench.table(rows))
+    print(bench.LEGEND)
     if kernels:
         print(measure.against_nccl(rows))
     if args.json:
@@ -146,12 +145,45 @@ def run_tune(args: argparse.Namespace) -> int:
     return 0
 
 
+def _some_of(*known: str) -> Callable[[str], list[str]]:
+    """A reader of names with commas between them."""
+
+    def read(text: str) -> list[str]:
+        names = [name for name in text.split(",") if name]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"no {name!r}; take some of {','.join(known)}")
+        return names
+
+    return read
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [bench.parse_size(size) for size in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return jax.numpy.dtype(name)
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"no dtype {name!r}; take one as float32") from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m purlin_jax")
     commands = parser.add_subparsers(required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--platform", choices=("cpu", "gpu"), help="default: what jax takes")
-    common.add_argument("--devices", type=int, help="how many; default: all (8 on the CPU)")
+    common.add_argument("--devices", type=_positive, help="default: all (8 on the CPU)")
     joint = argparse.ArgumentParser(add_help=False)
     joint.add_argument("--processes", type=int, default=1, help="that share the devices")
     joint.add_argument("--member", help=argparse.SUPPRESS)
@@ -162,14 +194,18 @@ def main() -> int:
     p.set_defaults(run=run_selftest)
     p = commands.add_parser("bench", parents=[common, joint], help="time inside jit, and alone")
     p.set_defaults(run=run_bench)
-    p.add_argument("--ops", default=",".join(bench.OPS))
-    p.add_argument("--sizes", default="1K,16K,64K,256K,1M")
-    p.add_argument("--dtype", default="float32")
-    p.add_argument("--against", default="lax", help="lax, nccl or both; empty for none")
+    names = ",".join(bench.OPS)
+    p.add_argument("--ops", type=_some_of(*bench.OPS), default=names, help=f"default: {names}")
+    sizes = "1K,16K,64K,256K,1M"
+    p.add_argument("--sizes", type=_sizes, default=sizes, help=f"bytes; default: {sizes}")
+    p.add_argument("--dtype", type=_dtype, default="float32", help="default: float32")
+    p.add_argument(
+        "--against", type=_some_of("lax", "nccl"), default="lax", help="lax,nccl; empty for none"
+    )
     p.add_argument("--native", type=Path, help="folder of kernel_time and nccl_time")
     p.add_argument("--policy", choices=REGIMES, default="auto", help="force a regime")
-    p.add_argument("--samples", type=int, default=15)
-    p.add_argument("--json", type=Path)
+    p.add_argument("--samples", type=_positive, default=15, help="of each row; default: 15")
+    p.add_argument("--json", type=Path, help="file to write the rows to")
     p.add_argument("--plot", type=Path, help="PNG of time and bandwidth; needs matplotlib")
     p = commands.add_parser("tune", parents=[common], help="write a policy for these devices")
     p.set_defaults(run=run_tune)

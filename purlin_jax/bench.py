@@ -153,6 +153,12 @@ def _row(op: str, impl: str, nbytes: int, us: Sequence[float], setup: Setup) -> 
     }
 
 
+LEGEND = (
+    "bytes: all of an all_gather's output, else the input of a rank; GB/s: bytes / us; "
+    "times 2.00 lax: half as long as jax.lax"
+)
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as text, each purlin row with its ratio to jax.lax in jit, and to NCCL alone."""
     base = {

@@ -6,11 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
-from purlin_jax import bench, measure, selftest
+from purlin_jax import __main__, bench, measure, selftest
 from purlin_jax.policy import Policy
 from tests.harness import mesh
 
@@ -112,3 +113,23 @@ def test_bench_writes_rows(tmp_path: Path) -> None:
         assert row.keys() == ROW
         assert 0 < row["us_p10"] <= row["us_median"] <= row["us_p90"]
     assert report["rows"][0]["regime"] == "meet" and report["rows"][0]["policy"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "says"),
+    (
+        ("--ops", "psum", "no 'psum'; take some of all_gather,"),
+        ("--against", "torch", "no 'torch'; take some of lax,nccl"),
+        ("--sizes", "1X", "a size is a number with K, M or G after it"),
+        ("--dtype", "float33", "no dtype 'float33'"),
+        ("--samples", "0", "'0' is no number of 1 or more"),
+        ("--devices", "-1", "'-1' is no number of 1 or more"),
+    ),
+)
+def test_options_that_are_wrong(
+    option: str, given: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["purlin_jax", "bench", f"{option}={given}"])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 2 and says in capsys.readouterr().err

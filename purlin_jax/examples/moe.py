@@ -58,7 +58,10 @@ def _faults(exchange: str, trained: moe_train.Trained) -> list[str]:
     failures = []
     last = trained.losses[-max(1, len(trained.losses) // 10) :].mean()
     if not (last < trained.losses[0] / 2 and trained.accuracy >= MIN_ACCURACY):
-        failures.append(f"nothing was learned with exchange {exchange}")
+        failures.append(
+            f"exchange {exchange}: loss {trained.losses[0]:.2f} to {last:.2f}, accuracy "
+            f"{trained.accuracy:.3f}; half the loss and {MIN_ACCURACY} were wanted, so train longer"
+        )
     if exchange == "purlin" and not trained.calls.get("all_to_all_v"):
         failures.append("no native call of all_to_all_v was made")
     return failures
