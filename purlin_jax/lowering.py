@@ -210,6 +210,7 @@ def _attributes(
     counted = isinstance(params, CountedParams)
     mesh = mesh_of(ctx)
     processes = domain.processes_of(mesh)
+    names_devices = platform == "cuda" or bool(processes)  # whoever shares windows with others
     tag = _tag(params, avals)
     plans = [
         _native.plan(params.op, _most_rows(params, x), x.dtype.itemsize, params.world, s, c)
@@ -237,7 +238,7 @@ def _attributes(
         ),
         "operands": ", ".join(x.str_short() for x in avals[: len(params.split)]),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
-        "devices": np.asarray([] if platform == "cpu" else domain.device_ids(mesh), np.int64),
+        "devices": np.asarray(domain.device_ids(mesh) if names_devices else [], np.int64),
         "split": np.asarray(params.split, np.int64),
         "concat": np.asarray(params.concat, np.int64),
         **_about_counts(params),

@@ -104,6 +104,20 @@ def many(calls: str) -> None:
     print("USED", json.dumps([before, _used()]), flush=True)
 
 
+def two_meshes() -> None:
+    """Collectives of meshes that have no device in common, at the same time."""
+    devices, own = jax.devices(), jax.process_index()
+    n = len(devices) // 2
+    start = 0 if own < n else n
+    mesh = jax.sharding.Mesh(np.array(devices[start : start + n]), ("x",))
+    program = over(lambda v: purlin.all_reduce(v, "x"), mesh)
+    value = 1.0 + 100 * start
+    x = put(np.full((n * 3, 7), value, np.float32), mesh)
+    for _ in range(200):
+        same(program(x), np.full((n * 3, 7), n * value, np.float32))
+    print("APART", flush=True)
+
+
 def once(cached: str = "") -> None:
     """One program, which may come out of a cache."""
     hits: list[str] = []
@@ -120,4 +134,4 @@ def once(cached: str = "") -> None:
     print("HITS", hits.count("/jax/compilation_cache/cache_hits"), flush=True)
 
 
-PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (order, by_threads, many, once)}
+PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (order, by_threads, two_meshes, many, once)}

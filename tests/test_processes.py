@@ -36,6 +36,11 @@ def test_programs_of_two_threads() -> None:
             assert not line.startswith("ERROR") or "all_reduce at process_runs.py" in line
 
 
+def test_meshes_of_different_processes() -> None:
+    for output in run("two_meshes", count=4, devices=1, env={"PURLIN_TIMEOUT_S": "10"}):
+        assert "APART" in output
+
+
 def test_program_out_of_a_cache_of_one_process(tmp_path: Path) -> None:
     """XLA numbers the runs of such a program otherwise."""
     run_with_a_cache(partial(run, env={"PURLIN_TIMEOUT_S": "10"}), tmp_path)

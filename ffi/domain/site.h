@@ -21,7 +21,7 @@ struct Site {
   int64_t staging_bytes = 0;  // of one half that the call may use; 0: all of it
   int world = 1;
   std::vector<int64_t> partition;      // logical devices of all groups, one group after another
-  std::vector<int64_t> devices;        // local ordinal of each logical device; empty: not known
+  std::vector<int64_t> devices;        // number of each logical device in its domain; empty: not known
   std::vector<int64_t> processes;      // of each logical device; empty: all are of this one
   int64_t ordinal = 0;                 // of the call in its program
   std::vector<int64_t> split, concat;  // of each operand

@@ -64,14 +64,20 @@ auto cpu_site_info = ffi::MakeTypeInfo<CpuSite>();
 
 ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partition,
                     ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  auto promise = std::make_shared<ffi::Promise>();
-  ffi::Future future(*promise);
-  auto done = [promise](const std::string& error) {
-    if (error.empty())
-      promise->SetAvailable();
-    else
-      promise->SetError(ffi::Error::Internal("purlin: " + error));
+  struct Ending {
+    ffi::Promise promise;
+    std::atomic_flag told = ATOMIC_FLAG_INIT;
   };
+  auto ending = std::make_shared<Ending>();
+  ffi::Future future(ending->promise);
+  auto done = [ending](const std::string& error) {
+    if (ending->told.test_and_set()) return;
+    if (error.empty())
+      ending->promise.SetAvailable();
+    else
+      ending->promise.SetError(ffi::Error::Internal("purlin: " + error));
+  };
+  std::shared_ptr<threads::Meeting> full;
   try {
     const Site& site = state->site;
     const Buffers buffers = read_buffers(site, args, rets);
@@ -88,18 +94,21 @@ ffi::Future execute(CpuSite* state, ffi::RunId run, ffi::Buffer<ffi::S32> partit
     std::copy(buffers.row_bytes.begin(), buffers.row_bytes.end(), arrival.row_bytes);
     arrival.counted = buffers.counted;
     arrival.done = done;
-    auto full = state->room.arrive(run.run_id, static_cast<int>(position), buffers.plans, arrival);
+    full = state->room.arrive(run.run_id, static_cast<int>(position), buffers.plans, arrival);
     Counters::instance().add(site.row, site.regime);
     if (full == nullptr) return future;
     if (full->arrived == site.world) {
-      threads::run(site, std::move(full));
+      threads::run(site, full);
     } else {
       const int64_t occurrence = state->room.occurrence(run.run_id, full->group);
       const bool cached = Instances::instance().may_be_cached();
-      shm::run(site, {state->number, run.run_id, occurrence, cached}, std::move(full));
+      shm::run(site, {state->number, run.run_id, occurrence, cached}, full);
     }
   } catch (const std::exception& error) {
-    done(error.what());
+    if (full == nullptr)
+      done(error.what());
+    else  // the others have left it to this one
+      threads::complete(full, error.what());
   }
   return future;
 }

@@ -33,12 +33,18 @@ std::string arguments_of(const Site& site) {
 
 void run(const Site& site, const Identity& identity, std::shared_ptr<threads::Meeting> meeting) {
   Domain* domain = Domain::running();
-  if (domain == nullptr) throw std::logic_error("the processes have not been joined");
+  if (domain == nullptr)
+    throw std::logic_error(
+        "the processes have not been joined, since the program was compiled elsewhere: lower a "
+        "collective of their devices first");
   const int group = meeting->group;
   Arrival arrival;
   arrival.process = domain->process();
   arrival.what = std::string(site.collective().name) + " at " + site.text;
-  arrival.partition = std::to_string(site.world) + listed(site.partition) + std::to_string(group);
+  // Windows belong to an exact partition of the real devices, whatever the mesh calls them.
+  std::vector<int64_t> devices;
+  for (int64_t logical : site.partition) devices.push_back(site.devices.at(logical));
+  arrival.partition = std::to_string(site.world) + listed(devices) + std::to_string(group);
   arrival.place = arrival.what + " " + arrival.partition;
   for (int64_t n : {site.ordinal, identity.instance, identity.occurrence})
     arrival.place += " " + std::to_string(n);

@@ -1,6 +1,7 @@
 // Decides, in one of the processes, which collective all of them run next.
 #include "domain/shm/coordinator.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace purlin::shm {
@@ -73,7 +74,9 @@ void Coordinator::fail_all_locked(const Open& open, const std::string& why) {
 
 // Nothing of the program's run will end well: some devices have left it.
 void Coordinator::end_run_locked(int64_t run, const std::string& why) {
-  ended_runs_.emplace_back(run, why);
+  const bool known = std::any_of(ended_runs_.begin(), ended_runs_.end(),
+                                 [&](const auto& ended) { return ended.first == run; });
+  if (!known) ended_runs_.emplace_back(run, why);
   if (ended_runs_.size() > kEndedRuns) ended_runs_.pop_front();
   for (auto at = open_.begin(); at != open_.end();) {
     if (at->second.first.run != run) {
@@ -110,6 +113,7 @@ void Coordinator::arrive(Arrival arrival) {
   const std::string key = key_of(arrival);
   const auto refuse = [&](const std::string& why) {
     tell_(process, Order::kFail, own.key, 0, why);
+    end_run_locked(arrival.run, why);  // the other ranks must not wait for this one further on
   };
   if (given_up_.count(key) != 0) return refuse(given_up_[key]);
   for (const auto& [run, why] : ended_runs_)
@@ -182,7 +186,7 @@ bool Coordinator::join_runs_locked(Clock::time_point now) {
 void Coordinator::failed(int by, const std::string& key, const std::string& partition, int64_t run,
                          const std::string& why) {
   std::lock_guard lock(mutex_);
-  if (!broken_.emplace(partition, why).second) return;
+  if (!broken_.emplace(partition, why).second) return end_run_locked(runs_.common(by, run), why);
   const auto windows = windows_.find(partition);
   if (windows == windows_.end()) return;
   for (int process : windows->second.processes) {

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -23,6 +24,10 @@ enum class Kind : int64_t { kArena, kArrive, kFailed, kOrder };
 
 Message begin(Kind kind) { return std::move(Message().put(static_cast<int64_t>(kind))); }
 
+int64_t milliseconds(double seconds) {  // which may be infinite
+  return static_cast<int64_t>(std::min(seconds * 1e3, 1e15));
+}
+
 Message pack(const Arrival& a) {
   Message message = begin(Kind::kArrive);
   message.put(a.key)
@@ -35,7 +40,7 @@ Message pack(const Arrival& a) {
   message.put(a.window_bytes);
   message.put(static_cast<int64_t>(a.process_of_rank.size()));
   for (int process : a.process_of_rank) message.put(process);
-  message.put(static_cast<int64_t>(a.slow_s * 1e3)).put(static_cast<int64_t>(a.budget_s * 1e3));
+  message.put(milliseconds(a.slow_s)).put(milliseconds(a.budget_s));
   return message;
 }
 
@@ -118,7 +123,11 @@ void Domain::start(int process, int count, const std::string& name, const std::s
   if (process == 0) domain->lead(arena_bytes);
   domain->link_.join(name, token, seconds);
   if (process != 0) {
-    domain->has_arena_.get_future().get();
+    std::future<void> arena = domain->has_arena_.get_future();
+    if (arena.wait_for(std::chrono::duration<double>(seconds)) != std::future_status::ready)
+      throw std::runtime_error("process 0 did not answer within " + std::to_string(seconds) +
+                               " s; see whether it has been stopped, or raise PURLIN_JOIN_S");
+    arena.get();
     every(std::chrono::milliseconds(200), [domain] { domain->look(); });
   }
   the_domain = domain;

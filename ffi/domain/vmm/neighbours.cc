@@ -227,8 +227,10 @@ void Neighbours::take_answer(int from, Message& message) {
   Lock lock(mutex_);
   const auto found = loans_.find(base);
   if (found == loans_.end()) return;
-  found->second.error = error;
-  if (!error.empty()) return;
+  if (!error.empty()) {  // which the answer of another must not undo
+    found->second.error = error;
+    return;
+  }
   found->second.shift[from] = at - base;
   found->second.answered.insert(from);
 }
