@@ -50,6 +50,13 @@ def works(mesh: Any, seed: int = 0) -> None:
     same(reduced(mesh)(put(x, mesh)), np.concatenate([total] * mesh.size))
 
 
+def bad(v: jax.Array, wrong: jax.Array) -> Any:
+    """A step whose group along "b" fails where `wrong` holds: it sends more rows than it has."""
+    sizes = jnp.where(wrong[0], 99, 1) * jnp.ones(2, jnp.int32)
+    y, _ = purlin.all_to_all_v(v, sizes, "b", capacity=8)
+    return purlin.all_reduce(y, ("a", "b"))
+
+
 def survived() -> None:
     """Ranks that come late, differ in shape, or bring bad counts: errors on all, and life after."""
     mesh, own = mesh_of(), jax.process_index()
@@ -82,11 +89,6 @@ def survived() -> None:
     works(mesh, 2)
 
     grid = mesh_of(("a", "b"), (n // 2, 2), [0, 2, 1, 3])  # groups of axis b cross the processes
-
-    def bad(v: jax.Array, wrong: jax.Array) -> Any:
-        sizes = jnp.where(wrong[0], 99, 1) * jnp.ones(2, jnp.int32)
-        y, _ = purlin.all_to_all_v(v, sizes, "b", capacity=8)
-        return purlin.all_reduce(y, ("a", "b"))
 
     sync("counts")
     where = put(np.arange(n) == 1, grid)  # one rank of the first group
@@ -143,6 +145,20 @@ def absent() -> None:
     attempt("third", works, mesh)
 
 
+def refused() -> None:
+    """A group that failed is refused in the next run, whose other ranks must not wait for it."""
+    grid = mesh_of(("a", "b"), (2, 2))
+    n = grid.size
+
+    x = put(numbers(np.float32, (n * 4, 4)), grid)
+    attempt("counts", over(bad, grid), x, put(np.arange(n) == 1, grid))
+    sync("again")
+    attempt("again", over(bad, grid), x, put(np.zeros(n, bool), grid))
+    sync("end")
+    time.sleep(0 if jax.process_index() else 0.5)
+    os._exit(0)
+
+
 def full() -> None:
     mesh = mesh_of()
     attempt("full", works, mesh)
@@ -191,4 +207,6 @@ def stranger() -> None:
     print("RIGHT", flush=True)
 
 
-PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (survived, killed, absent, full, stranger)}
+PROGRAMS: dict[str, Fn] = {
+    f.__name__: f for f in (survived, killed, absent, refused, full, stranger)
+}

@@ -130,6 +130,12 @@ def test_process_that_does_not_join() -> None:
     assert zero["third"]["error"] == one["third"]["error"] == ""
 
 
+def test_refused_group() -> None:
+    for output in run("refused", count=4, devices=1, env=LIMITS):
+        told = steps(output)["again"]
+        check(told, "an earlier collective of these ranks failed", seconds=BUDGET - 0.5)
+
+
 def test_full_memory() -> None:
     for output in run("full", env={"PURLIN_SHM_MIB": "1", **LIMITS}):
         full = "the shared memory is full; raise PURLIN_SHM_MIB"
