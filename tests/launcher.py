@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -85,6 +86,14 @@ class Job:
         """What all have printed, for messages."""
         return "\n".join(f"--- process {i}\n{self.output(i)}" for i in self.processes)
 
+    def _stacks(self) -> str:
+        """The outputs, and what all threads do that still run."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        return self.outputs()
+
     def wait_for(self, i: int, text: str, seconds: float = 60) -> str:
         """The rest of the line that process `i` prints after `text`."""
         end = time.monotonic() + seconds
@@ -103,7 +112,7 @@ class Job:
             try:
                 code = process.wait(max(0.1, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"process {i} hangs\n{self.outputs()}") from None
+                raise AssertionError(f"process {i} hangs\n{self._stacks()}") from None
             if ends_well is None or i in ends_well:
                 assert code == 0, f"process {i} returned {code}\n{self.outputs()}"
 

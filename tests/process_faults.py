@@ -129,6 +129,12 @@ def killed(what: str, silent: str = "1") -> None:
         elif what == "exits":
             time.sleep(1)
             os._exit(0)
+        elif what == "forked":
+            if (child := os.fork()) == 0:
+                time.sleep(20)
+                os._exit(0)
+            print("CHILD", child, flush=True)
+            time.sleep(60)
         else:
             time.sleep(60)
     sys.stdout.flush()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -248,6 +250,7 @@ PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (everything, small, fixed, cou
 
 
 def main(name: str, process: str, count: str, devices: str, port: str, *args: str) -> None:
+    faulthandler.register(signal.SIGUSR1)  # what the threads do, for the launcher
     on_gpus = os.environ.get("JAX_PLATFORMS", "").startswith("cuda")
     cpus = int(devices) * int(count) if on_gpus else int(devices)  # on GPUs, to compare with
     jax.config.update("jax_num_cpu_devices", cpus)

@@ -1,4 +1,4 @@
-"""The protocol under real threads in C++: right values, and no race that ThreadSanitizer sees."""
+"""C++ under real threads, right and without a race that ThreadSanitizer sees: protocol and link."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def _run(*command: str | Path, **env: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def stress(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The stress program, with and without the sanitizer."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with the programs, with and without the sanitizer."""
     # The one that was installed beside Python first: the system's may be too old.
     beside = Path(sys.executable).with_name("cmake")
     cmake = beside if beside.exists() else shutil.which("cmake")
     assert cmake is not None, "install cmake"
-    programs = {}
+    folders = {}
     for kind, flags in FLAGS.items():
         build = tmp_path_factory.mktemp(f"snac_{kind}")
         options = [
@@ -46,9 +46,9 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "-DCMAKE_BUILD_TYPE=None",
         ]
         _run(cmake, "-S", ROOT, "-B", build, *options, f"-DCMAKE_CXX_FLAGS={flags}")
-        _run(cmake, "--build", build, "--target", "snac_stress", "--parallel", "2")
-        programs[kind] = build / "snac_stress"
-    return programs
+        _run(cmake, "--build", build, "--target", "snac_stress", "link_test", "--parallel", "2")
+        folders[kind] = build
+    return folders
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (16, 2, 1, 500),
     ),
 )
-def test_values(stress: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int) -> None:
-    out = _run(stress["plain"], *map(str, (ranks, blocks, threads, calls)))
+def test_values(built: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int) -> None:
+    out = _run(built["plain"] / "snac_stress", *map(str, (ranks, blocks, threads, calls)))
     assert f"{calls} calls: 0 wrong values" in out
 
 
@@ -82,15 +82,24 @@ def test_values(stress: dict[str, Path], ranks: int, blocks: int, threads: int, 
     ),
 )
 def test_no_data_race(
-    stress: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int
+    built: dict[str, Path], ranks: int, blocks: int, threads: int, calls: int
 ) -> None:
     arguments = map(str, (ranks, blocks, threads, calls))
-    out = _run(stress["tsan"], *arguments, TSAN_OPTIONS="halt_on_error=1")
+    out = _run(built["tsan"] / "snac_stress", *arguments, TSAN_OPTIONS="halt_on_error=1")
     assert f"{calls} calls: 0 wrong values" in out
     assert "WARNING: ThreadSanitizer" not in out
 
 
-def test_wrong_arguments(stress: dict[str, Path]) -> None:
-    done = subprocess.run([stress["plain"], "2"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("kind", "messages"), (("plain", 5000), ("tsan", 2000)))
+def test_link(built: dict[str, Path], kind: str, messages: int) -> None:
+    out = _run(built[kind] / "link_test", str(messages), TSAN_OPTIONS="halt_on_error=1")
+    assert "all right" in out
+    assert "WARNING: ThreadSanitizer" not in out
+
+
+def test_wrong_arguments(built: dict[str, Path]) -> None:
+    done = subprocess.run(
+        [built["plain"] / "snac_stress", "2"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "usage:" in done.stderr

@@ -93,7 +93,8 @@ class CudaBlock {
     const uint64_t budget = ptx::load_relaxed_sys(&watch_.limits->budget_ns);
     if (budget != 0 && waited > budget)
       fail(call_, watch_, index_, Alarm::kExpired, where, expected, seen);
-    if (waited > ptx::load_relaxed_sys(&watch_.limits->slow_ns) && claim(call_, 1))
+    if (waited > ptx::load_relaxed_sys(&watch_.limits->slow_ns) &&
+        is_first(&call_.control().slow, epoch_in(where, expected)))
       write(call_, watch_, index_, Alarm::kSlow, where, expected, seen);
   }
   __device__ void relax() {
@@ -112,19 +113,23 @@ class CudaBlock {
   static constexpr uint32_t kSpinsPerCheck = 1024;  // about half a millisecond
   static constexpr uint64_t kGraceNs = 500000000;
 
-  // True for the first caller on this device and window that asks for `right`.
-  __device__ static bool claim(const Call<Packet>& call, uint64_t right) {
-    auto* word = reinterpret_cast<unsigned long long*>(&call.control().claimed);
-    return (atomicOr(word, static_cast<unsigned long long>(right)) & right) == 0;
+  // True for the first caller that raises a word of this device's window to `value`.
+  __device__ static bool is_first(uint64_t* word, uint64_t value) {
+    return atomicMax(reinterpret_cast<unsigned long long*>(word),
+                     static_cast<unsigned long long>(value)) < value;
+  }
+
+  // Flags hold the epoch and a tag; the words of the exit hold the epoch alone.
+  __device__ static uint64_t epoch_in(Where where, uint64_t expected) {
+    return where.phase == Phase::kLeave ? expected : epoch_of(expected);
   }
 
   __device__ __forceinline__ static void write(const Call<Packet>& call, const Watch& watch,
                                                int block, Alarm alarm, Where where,
                                                uint64_t expected, uint64_t seen) {
     Report& r = *watch.report;
-    r.epoch = alarm == Alarm::kBadCounts     ? call.control().epoch[block] + 1
-              : where.phase == Phase::kLeave ? expected
-                                             : epoch_of(expected);
+    r.epoch =
+        alarm == Alarm::kBadCounts ? call.control().epoch[block] + 1 : epoch_in(where, expected);
     r.fault = where.fault;
     r.expected = expected;
     r.seen = seen;
@@ -145,7 +150,7 @@ class CudaBlock {
                                                         const Watch& watch, int block, Alarm alarm,
                                                         Where where, uint64_t expected,
                                                         uint64_t seen) {
-    if (claim(call, 2)) {
+    if (is_first(&call.control().failed, 1)) {
       write(call, watch, block, alarm, where, expected, seen);
       for (int p = 0; p < call.world; ++p)
         ptx::store_relaxed_sys(&call.window[p].control().poison, kGivenUp);
@@ -158,7 +163,7 @@ class CudaBlock {
                                                            const Watch& watch, int block,
                                                            Where where, uint64_t expected) {
     const uint64_t poison = ptx::load_relaxed_sys(&call.control().poison);
-    if (poison >= kEnded && claim(call, 2))
+    if (poison >= kEnded && is_first(&call.control().failed, 1))
       write(call, watch, block, Alarm::kLost, where, expected, poison - kEnded);
     end();
   }

@@ -19,9 +19,8 @@ class Peers {
   virtual ~Peers() = default;
   virtual bool gone(int rank) const = 0;
   virtual std::string why(int rank) const = 0;
-  // Seconds that a rank waits for one that is there; 0 waits for ever.
-  virtual double budget_s() const = 0;
-  virtual std::string late(int rank, double seconds) const = 0;
+  // A rank waits for one that is there. Throws std::runtime_error after too long.
+  virtual void waits(int rank, double seconds) const = 0;
   // A rank of this process leaves the call before its end, and so must the others. What all say.
   virtual std::string left(const std::string& error) = 0;
 };
@@ -112,7 +111,8 @@ class HostBlock {
     sched_yield();
     if (shared_.peers == nullptr) return;
     if (spins_ == kSpinsBeforeYield + 1) since_ = Clock::now();
-    if (!shared_.peers->gone(where.peer)) return check_budget(where.peer);
+    if (!shared_.peers->gone(where.peer))
+      return shared_.peers->waits(where.peer, Seconds(Clock::now() - since_).count());
     if (seen_gone_) throw std::runtime_error(shared_.peers->why(where.peer));
     seen_gone_ = true;
   }
@@ -126,13 +126,7 @@ class HostBlock {
 
  private:
   using Clock = std::chrono::steady_clock;
-
-  void check_budget(int peer) const {
-    const double budget_s = shared_.peers->budget_s();
-    const double seconds = std::chrono::duration<double>(Clock::now() - since_).count();
-    if (budget_s > 0 && seconds > budget_s)
-      throw std::runtime_error(shared_.peers->late(peer, seconds));
-  }
+  using Seconds = std::chrono::duration<double>;
 
   static constexpr int kSpinsBeforeYield = 64;
   HostShared& shared_;

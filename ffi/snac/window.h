@@ -26,8 +26,9 @@ struct alignas(16) Notify {
 // run the same calls on a window, so their epochs agree whenever they meet.
 struct alignas(64) Control {
   uint64_t epoch[kMaxBlocks];
-  uint64_t poison;   // a peer has given up: nothing that waits here may end well
-  uint64_t claimed;  // which kinds of report the own device has written
+  uint64_t poison;  // a peer has given up: nothing that waits here may end well
+  uint64_t failed;  // whether the own device has written why
+  uint64_t slow;    // epoch of the last call that the own device has reported as slow
   // [parity of the epoch][own block][peer that entered]: a peer may be one epoch ahead.
   Notify ready[2][kMaxBlocks][kMaxRanks][kMaxNotices];
   uint64_t done[kMaxBlocks][kMaxRanks];  // [own block][peer that has read or written the arrays]

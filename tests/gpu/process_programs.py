@@ -57,6 +57,16 @@ def growing() -> None:
     print("LENDS", domain.cuda.lends(), flush=True)
 
 
+def slow() -> None:
+    """Rank 1 comes late to two calls, within the budget."""
+    mesh, own = mesh_of(), jax.process_index()
+    program = reduced(mesh)
+    x = put(numbers(np.float32, (mesh.size * 3, 5)), mesh)
+    for _ in range(3):
+        program(x).block_until_ready()
+        time.sleep(2.5 * own)
+
+
 def without_lending() -> None:
     """Where arrays cannot be mapped by others, regimes with staging take over."""
     mesh = mesh_of()
@@ -120,4 +130,4 @@ def fault(what: str) -> None:
     _end()
 
 
-PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (chained, growing, without_lending, fault)}
+PROGRAMS: dict[str, Fn] = {f.__name__: f for f in (chained, growing, slow, without_lending, fault)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ REGIMES = (
 
 
 def on_gpus(
-    program: str, *args: Any, count: int = 2, seconds: float = 240, own: Any = None, **env: str
+    program: str, *args: Any, count: int = 2, seconds: float = 60, own: Any = None, **env: str
 ) -> list[str]:
     gpus = len(jax.devices("gpu"))
     where = {"count": count, "devices": 1, "gpus": gpus}
@@ -54,6 +56,13 @@ def test_replays() -> None:
 def test_growing_pool() -> None:
     for output in on_gpus("growing", XLA_PYTHON_CLIENT_PREALLOCATE="false"):
         assert "LENDS True" in output
+
+
+def test_every_slow_call_is_reported() -> None:
+    waiting, late = on_gpus("slow", PURLIN_SLOW_S="1")
+    calls = re.findall(r"slow: all_reduce call (\d+) at process_faults.py", waiting)
+    assert calls == ["2", "3"], waiting
+    assert "slow" not in late
 
 
 @pytest.mark.parametrize("allocator", ("cuda_async", "platform"))
@@ -79,7 +88,10 @@ def test_strangers() -> None:
 
 
 def test_program_out_of_a_cache_of_one_process(tmp_path: Path) -> None:
-    run_with_a_cache(on_gpus, tmp_path)
+    """XLA shares the search for fast kernels among processes: with that, any program hangs where
+    one process takes it from a cache and another compiles it."""
+    alone = {"XLA_FLAGS": "--xla_gpu_shard_autotuning=false"}
+    run_with_a_cache(partial(on_gpus, **alone), tmp_path)
 
 
 def test_many_calls_leave_nothing() -> None:

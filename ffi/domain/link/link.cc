@@ -13,8 +13,8 @@ namespace purlin::link {
 void Link::join(const std::string& name, const std::string& token, double seconds) {
   if (process_ == 0) {
     std::thread([this, listener = listen_at(name), token] {
-      for (int fd; (fd = accept_from(listener)) >= 0;)
-        std::thread([this, fd, token] { welcome(fd, token); }).detach();
+      for (;;)
+        std::thread([this, fd = accept_from(listener), token] { welcome(fd, token); }).detach();
     }).detach();
     return;
   }
@@ -25,7 +25,7 @@ void Link::join(const std::string& name, const std::string& token, double second
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (fd < 0)
     throw std::runtime_error("process 0 does not answer at " + name + ": " + std::strerror(errno));
-  auto leader = std::make_shared<Socket>(fd);
+  auto leader = Socket::of(fd);
   if (!leader->is_same_user() || !leader->send(Message().put(token).put(int64_t{process_})))
     throw std::runtime_error("process 0 refused the connection: another user, or another job");
   sockets_[0] = leader;
@@ -34,7 +34,7 @@ void Link::join(const std::string& name, const std::string& token, double second
 
 // Serves one of the other processes for as long as it lives.
 void Link::welcome(int fd, const std::string& token) {
-  auto socket = std::make_shared<Socket>(fd);
+  auto socket = Socket::of(fd);
   const int process = greet(*socket, token);
   if (process < 0) return;
   {
@@ -68,16 +68,24 @@ int Link::greet(Socket& socket, const std::string& token) const {
 void Link::serve(int process, Socket& socket) {
   Message message;
   Descriptor descriptor;
-  try {
-    while (socket.receive(&message, &descriptor)) {
+  while (socket.receive(&message, &descriptor))
+    deal_with(process, [&] {
       const auto to = static_cast<int>(message.number());
       if (to == 0)
         listener_.receive(process, message, std::move(descriptor));
       else
         pass(process, to, message, descriptor.get());
-    }
+    });
+}
+
+// A message that cannot be dealt with is no end: what waits for it ends at its timeout.
+template <class Deal>
+void Link::deal_with(int from, Deal deal) const {
+  try {
+    deal();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "purlin: process %d: %s\n", process, error.what());
+    std::fprintf(stderr, "purlin: process %d: lost a message of process %d: %s\n", process_, from,
+                 error.what());
   }
 }
 
@@ -106,19 +114,13 @@ void Link::send_others(const Message& message, int fd) {
 void Link::read_leader() {
   Message message;
   Descriptor descriptor;
-  try {
-    while (socket_of(0)->receive(&message, &descriptor)) {
+  while (socket_of(0)->receive(&message, &descriptor))
+    deal_with(0, [&] {
       const auto from = static_cast<int>(message.number());
-      if (message.peek() == kNobody) {
-        ended_[from].store(true, std::memory_order_release);
-        listener_.ended(from);
-      } else {
-        listener_.receive(from, message, std::move(descriptor));
-      }
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "purlin: process %d: %s\n", process_, error.what());
-  }
+      if (message.peek() != kNobody) return listener_.receive(from, message, std::move(descriptor));
+      ended_[from].store(true, std::memory_order_release);
+      listener_.ended(from);
+    });
   ended_[0].store(true, std::memory_order_release);
   listener_.ended(0);
 }

@@ -48,6 +48,8 @@ class Link {
   void welcome(int fd, const std::string& token);
   int greet(Socket& socket, const std::string& token) const;
   void serve(int process, Socket& socket);
+  template <class Deal>
+  void deal_with(int from, Deal deal) const;
   bool pass(int from, int to, const Message& message, int fd);
   std::shared_ptr<Socket> socket_of(int process);
   void read_leader();

@@ -1,11 +1,17 @@
 // Messages and file descriptors between processes of one host, over abstract Unix sockets.
 #include "domain/link/socket.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <set>
+#include <thread>
 
 namespace purlin::link {
 namespace {
@@ -31,22 +37,52 @@ int new_socket() {
   return fd;
 }
 
+// A process that is forked off must not hold the connections of its parent: the others would not
+// notice when the parent ends. It gets a file that is no socket in the place of each.
+class Forks {
+ public:
+  static Forks& instance() {
+    static auto* all = new Forks();  // outlives the threads
+    return *all;
+  }
+  void keep(int fd) {
+    std::lock_guard lock(mutex_);
+    sockets_.insert(fd);
+  }
+  void forget(int fd) {
+    std::lock_guard lock(mutex_);
+    sockets_.erase(fd);
+  }
+
+ private:
+  Forks() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] {
+                     for (int fd : instance().sockets_) dup2(instance().nothing_.get(), fd);
+                     instance().mutex_.unlock();
+                   });
+  }
+
+  std::mutex mutex_;
+  std::set<int> sockets_;
+  const Descriptor nothing_{open("/dev/null", O_RDWR | O_CLOEXEC)};
+};
+
 }  // namespace
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-bool Socket::send_all(const char* at, size_t bytes) {
-  while (bytes > 0) {
-    const ssize_t sent = ::send(fd_.get(), at, bytes, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    at += sent;
-    bytes -= static_cast<size_t>(sent);
-  }
-  return true;
+Descriptor Descriptor::copy_of(int fd) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) throw std::runtime_error(std::string("no descriptor: ") + std::strerror(errno));
+  return Descriptor(copy);
 }
+
+Socket::Socket(int fd) : fd_(fd) { Forks::instance().keep(fd); }
+
+Socket::~Socket() { Forks::instance().forget(fd_.get()); }
 
 bool Socket::receive_all(char* at, size_t bytes) {
   while (bytes > 0) {
@@ -74,20 +110,24 @@ struct Rights {
   }
 };
 
-bool Socket::send_head(const Head& head, int fd) {
-  Rights rights(const_cast<Head*>(&head), sizeof head, fd >= 0);
-  if (fd >= 0) {
-    cmsghdr* first = CMSG_FIRSTHDR(&rights.header);
-    first->cmsg_level = SOL_SOCKET;
-    first->cmsg_type = SCM_RIGHTS;
-    first->cmsg_len = CMSG_LEN(sizeof fd);
-    std::memcpy(CMSG_DATA(first), &fd, sizeof fd);
+// As much as fits now. A descriptor goes with the first byte. False where the other end is gone.
+bool Socket::send_some(const std::string& bytes, size_t* sent, int fd) {
+  while (*sent < bytes.size()) {
+    const bool carries = fd >= 0 && *sent == 0;
+    Rights rights(const_cast<char*>(bytes.data()) + *sent, bytes.size() - *sent, carries);
+    if (carries) {
+      cmsghdr* first = CMSG_FIRSTHDR(&rights.header);
+      first->cmsg_level = SOL_SOCKET;
+      first->cmsg_type = SCM_RIGHTS;
+      first->cmsg_len = CMSG_LEN(sizeof fd);
+      std::memcpy(CMSG_DATA(first), &fd, sizeof fd);
+    }
+    const ssize_t went = sendmsg(fd_.get(), &rights.header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (went < 0 && errno == EINTR) continue;
+    if (went < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+    *sent += static_cast<size_t>(went);
   }
-  ssize_t sent;
-  do sent = sendmsg(fd_.get(), &rights.header, MSG_NOSIGNAL);
-  while (sent < 0 && errno == EINTR);
-  const auto* rest = reinterpret_cast<const char*>(&head);
-  return sent > 0 && send_all(rest + sent, sizeof head - static_cast<size_t>(sent));
+  return true;
 }
 
 bool Socket::receive_head(Head* head, Descriptor* descriptor) {
@@ -106,9 +146,34 @@ bool Socket::receive_head(Head* head, Descriptor* descriptor) {
 }
 
 bool Socket::send(const Message& message, int fd) {
-  std::lock_guard lock(sending_);
   const Head head = {message.bytes().size(), fd >= 0};
-  return send_head(head, fd) && send_all(message.bytes().data(), head.bytes);
+  std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
+  bytes += message.bytes();
+  std::lock_guard lock(sending_);
+  size_t sent = 0;
+  const bool is_first = kept_.empty();
+  if (!gone_ && is_first) gone_ = !send_some(bytes, &sent, fd);
+  if (gone_) return false;
+  if (sent == bytes.size()) return true;
+  kept_.push_back({std::move(bytes), sent, fd >= 0 ? Descriptor::copy_of(fd) : Descriptor()});
+  if (is_first) std::thread([self = shared_from_this()] { self->send_kept(); }).detach();
+  return true;
+}
+
+void Socket::send_kept() {
+  for (;;) {
+    pollfd ready = {fd_.get(), POLLOUT, 0};
+    poll(&ready, 1, -1);
+    std::lock_guard lock(sending_);
+    while (!gone_ && !kept_.empty()) {
+      Outgoing& next = kept_.front();
+      gone_ = !send_some(next.bytes, &next.sent, next.descriptor.get());
+      if (next.sent < next.bytes.size()) break;
+      kept_.pop_front();
+    }
+    if (gone_) kept_.clear();
+    if (kept_.empty()) return;
+  }
 }
 
 bool Socket::receive(Message* message, Descriptor* descriptor) {
@@ -136,13 +201,16 @@ int listen_at(const std::string& name) {
   if (bind(fd, reinterpret_cast<const sockaddr*>(&address.at), address.size) != 0 ||
       listen(fd, SOMAXCONN) != 0)
     throw std::runtime_error("cannot listen at " + name + ": " + std::strerror(errno));
+  Forks::instance().keep(fd);
   return fd;
 }
 
 int accept_from(int listener) {
   for (;;) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd >= 0 || errno != EINTR) return fd;
+    if (fd >= 0) return fd;
+    // Out of descriptors or memory, perhaps for a while; or the other end has left.
+    if (errno != EINTR) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
 }
 

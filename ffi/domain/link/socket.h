@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -59,6 +61,7 @@ class Message {
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
+  static Descriptor copy_of(int fd);  // throws std::runtime_error
   ~Descriptor();
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
@@ -72,9 +75,13 @@ class Descriptor {
 };
 
 // One end of a connection. Several threads may send, one receives.
-class Socket {
+//
+// Nobody waits for the other end, which may have been stopped: what does not fit into the
+// connection is kept, and a thread that lives as long as something is kept sends it on.
+class Socket : public std::enable_shared_from_this<Socket> {
  public:
-  explicit Socket(int fd) : fd_(fd) {}
+  static std::shared_ptr<Socket> of(int fd) { return std::shared_ptr<Socket>(new Socket(fd)); }
+  ~Socket();
   Socket(const Socket&) = delete;
 
   // False where the other end is gone. A descriptor may go with a message; the sender keeps its
@@ -89,13 +96,21 @@ class Socket {
     uint64_t bytes;
     uint64_t descriptors;  // 0 or 1, which comes with this head
   };
-  bool send_all(const char* at, size_t bytes);
+  struct Outgoing {
+    std::string bytes;
+    size_t sent;
+    Descriptor descriptor;
+  };
+  explicit Socket(int fd);
+  bool send_some(const std::string& bytes, size_t* sent, int fd);
+  void send_kept();
   bool receive_all(char* at, size_t bytes);
-  bool send_head(const Head& head, int fd);
   bool receive_head(Head* head, Descriptor* descriptor);
 
   const Descriptor fd_;
   std::mutex sending_;
+  std::deque<Outgoing> kept_;  // with a thread that sends it, unless empty
+  bool gone_ = false;
 };
 
 // A listening socket called `name`; throws std::runtime_error.

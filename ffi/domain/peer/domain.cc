@@ -70,8 +70,9 @@ Domain& Domain::join(const vmm::Joining& joining) {
   if (!failed.empty()) throw std::runtime_error(failed);
   if (current[1] == nullptr) {
     DeviceGuard guard;
-    auto* domain = new Domain(arena_bytes_wanted(), joining.devices, &joining);
+    Domain* domain;
     try {
+      domain = new Domain(arena_bytes_wanted(), joining.devices, &joining);
       domain->meet();
     } catch (const std::exception& error) {
       failed = error.what();  // the domain stays: threads of its link use it
@@ -94,16 +95,11 @@ std::vector<Domain*> Domain::all() {
 
 Domain::Domain(int64_t arena_bytes, const Owned& devices, const vmm::Joining* joining)
     : arena_bytes_(arena_bytes) {
-  std::vector<int> seen_by;  // where other processes see the arena too
-  if (joining != nullptr)
-    for (const auto& [_, ordinal] : devices) seen_by.push_back(ordinal);
-  for (const auto& [id, ordinal] : devices) devices_.push_back(open(id, ordinal, seen_by));
-  used_ = kWindowAlign;  // counters and limits
-  enable_peers();
-  load_kernels();
-  for (const Device& device : devices_) {
-    check(cudaSetDevice(device.ordinal), "cudaSetDevice");
-    check(cudaDeviceSynchronize(), "zeroing the arena");
+  try {
+    open_all(devices, joining != nullptr);
+  } catch (const std::exception&) {
+    for (const Device& device : devices_) close(device);
+    throw;
   }
   const int own = joining != nullptr ? joining->process : 0;
   for (const Device& device : devices_)
@@ -112,6 +108,24 @@ Domain::Domain(int64_t arena_bytes, const Owned& devices, const vmm::Joining* jo
   neighbours_ = std::make_unique<vmm::Neighbours>(
       *joining, vmm::Neighbours::Events{[this](int process) { give_up(process); }, &peer::name_site,
                                         &publish});
+}
+
+void Domain::open_all(const Owned& devices, bool joined) {
+  std::vector<int> seen_by;  // where other processes see the arena too
+  if (joined)
+    for (const auto& [_, ordinal] : devices) seen_by.push_back(ordinal);
+  for (const auto& [id, ordinal] : devices) {
+    devices_.emplace_back().id = id;
+    devices_.back().ordinal = ordinal;
+    open(devices_.back(), seen_by);
+  }
+  used_ = kWindowAlign;  // counters and limits
+  enable_peers();
+  load_kernels();
+  for (const Device& device : devices_) {
+    check(cudaSetDevice(device.ordinal), "cudaSetDevice");
+    check(cudaDeviceSynchronize(), "zeroing the arena");
+  }
 }
 
 void Domain::meet() {
@@ -127,13 +141,10 @@ void Domain::meet() {
   max_blocks_ = neighbours_->blocks();
 }
 
-Device Domain::open(int64_t id, int ordinal, const std::vector<int>& seen_by) {
-  Device device;
-  device.id = id;
-  device.ordinal = ordinal;
-  check(cudaSetDevice(ordinal), "cudaSetDevice");
+void Domain::open(Device& device, const std::vector<int>& seen_by) const {
+  check(cudaSetDevice(device.ordinal), "cudaSetDevice");
   cudaDeviceProp properties;
-  check(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
+  check(cudaGetDeviceProperties(&properties, device.ordinal), "cudaGetDeviceProperties");
   device.name = properties.name;
   device.capability = properties.major * 10 + properties.minor;
   device.multiprocessors = properties.multiProcessorCount;
@@ -143,7 +154,7 @@ Device Domain::open(int64_t id, int ordinal, const std::vector<int>& seen_by) {
           "allocating the arena (PURLIN_ARENA_MB sets its size; XLA_PYTHON_CLIENT_MEM_FRACTION "
           "leaves room beside XLA's pool)");
   else
-    device.arena = vmm::allocate(ordinal, arena_bytes_, seen_by);
+    device.arena = vmm::allocate(device.ordinal, arena_bytes_, seen_by);
   check(cudaMemset(device.arena, 0, arena_bytes_), "cudaMemset");
   device.calls = reinterpret_cast<uint64_t*>(device.arena);
   device.limits = reinterpret_cast<Limits*>(device.calls + kNumCollectives * kNumRegimes);
@@ -153,7 +164,16 @@ Device Domain::open(int64_t id, int ordinal, const std::vector<int>& seen_by) {
   *device.report = {};
   check(cudaHostGetDevicePointer(reinterpret_cast<void**>(&device.device_report), device.report, 0),
         "cudaHostGetDevicePointer");
-  return device;
+}
+
+// Gives back what a failed start has taken, but for memory that other processes may see: such a
+// start is not tried again.
+void Domain::close(const Device& device) {
+  cudaSetDevice(device.ordinal);
+  if (device.report != nullptr) cudaFreeHost(device.report);
+  if (device.side != nullptr) cudaStreamDestroy(device.side);
+  cudaFree(device.arena);  // which refuses what it has not allocated
+  cudaGetLastError();
 }
 
 void Domain::enable_peers() {

@@ -105,7 +105,9 @@ class Domain {
   void meet();
   void enable_peers();
   void load_kernels();
-  Device open(int64_t id, int ordinal, const std::vector<int>& seen_by);
+  void open_all(const Owned& devices, bool joined);
+  void open(Device& device, const std::vector<int>& seen_by) const;
+  static void close(const Device& device);
   const vmm::Member& member(int64_t id) const;
   void give_up(int process);
   // Writes a word of a device's memory beside whatever its kernels do.

@@ -64,13 +64,15 @@ std::string describe(const Domain& domain, const Device& device, const Report& r
 }
 
 void watch(const Domain& domain) {
-  std::map<int, uint64_t> shown;
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20)))
     for (const Device& device : domain.devices()) {
-      const uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
-      if (alarm == 0 || alarm == shown[device.ordinal]) continue;
-      shown[device.ordinal] = alarm;
-      const Report& report = *device.report;
+      uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
+      if (alarm == 0) continue;
+      const Report report = *device.report;
+      // Room for the next one, unless it has come just now.
+      if (!__atomic_compare_exchange_n(&device.report->alarm, &alarm, 0, false, __ATOMIC_ACQ_REL,
+                                       __ATOMIC_ACQUIRE))
+        continue;
       const std::string text = describe(domain, device, report);
       publish(text);
       if (static_cast<Alarm>(alarm) != Alarm::kSlow) domain.tell_group(report.group, text);

@@ -7,22 +7,21 @@
 #include <vector>
 
 #include "domain/shm/domain.h"
+#include "domain/text.h"
 #include "domain/threads/room.h"
 
 namespace purlin::shm {
 namespace {
 
-std::string listed(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (int64_t n : numbers) text += (text.empty() ? "" : ",") + std::to_string(n);
-  return "(" + text + ")";
+std::string in_brackets(const std::vector<int64_t>& numbers) {
+  return "(" + listed(numbers, ",") + ")";
 }
 
 // What must be the same on all ranks.
 std::string arguments_of(const Site& site) {
   std::string text = site.operands;
   if (!site.reduce.empty()) text += " " + site.reduce;
-  text += " split=" + listed(site.split) + " concat=" + listed(site.concat) +
+  text += " split=" + in_brackets(site.split) + " concat=" + in_brackets(site.concat) +
           " regime=" + kRegimeNames[static_cast<int>(site.regime)];
   if (site.blocks > 0) text += " blocks=" + std::to_string(site.blocks);
   if (site.staging_bytes > 0) text += " staging_bytes=" + std::to_string(site.staging_bytes);
@@ -44,7 +43,7 @@ void run(const Site& site, const Identity& identity, std::shared_ptr<threads::Me
   // Windows belong to an exact partition of the real devices, whatever the mesh calls them.
   std::vector<int64_t> devices;
   for (int64_t logical : site.partition) devices.push_back(site.devices.at(logical));
-  arrival.partition = std::to_string(site.world) + listed(devices) + std::to_string(group);
+  arrival.partition = std::to_string(site.world) + in_brackets(devices) + std::to_string(group);
   arrival.place = arrival.what + " " + arrival.partition;
   for (int64_t n : {site.ordinal, identity.instance, identity.occurrence})
     arrival.place += " " + std::to_string(n);

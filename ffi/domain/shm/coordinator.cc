@@ -4,14 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "domain/text.h"
+
 namespace purlin::shm {
 namespace {
-
-std::string listed(const std::vector<int>& numbers) {
-  std::string text;
-  for (int n : numbers) text += (text.empty() ? "" : ", ") + std::to_string(n);
-  return text;
-}
 
 constexpr double kGraceSeconds = 0.5;  // before runs of different names are taken for the same
 
@@ -43,7 +39,7 @@ std::string Coordinator::describe(const Open& open, const char* what, Clock::tim
   const double seconds = std::chrono::duration<double>(now - open.since).count();
   return std::string(what) + ": " + open.first.what + ": a group of " +
          std::to_string(open.first.process_of_rank.size()) + " ranks waits for " + missing(open) +
-         " since " + std::to_string(seconds).substr(0, 5) + " s. " + disagreement(open) +
+         " since " + in_seconds(seconds) + ". " + disagreement(open) +
          "Look at what its host thread does, or raise PURLIN_TIMEOUT_S";
 }
 
@@ -70,6 +66,12 @@ std::string Coordinator::disagreement(const Open& open) const {
 void Coordinator::fail_all_locked(const Open& open, const std::string& why) {
   for (const auto& [process, own] : open.arrived)
     if (gone_.count(process) == 0) tell_(process, Order::kFail, own.key, 0, why);
+}
+
+void Coordinator::report_locked(const Open& open, int process) {
+  if (!missing(open).empty())
+    tell_(process, Order::kReport, open.arrived.at(process).key, 0,
+          describe(open, "slow", Clock::now()));
 }
 
 // Nothing of the program's run will end well: some devices have left it.
@@ -109,7 +111,7 @@ void Coordinator::arrive(Arrival arrival) {
   std::lock_guard lock(mutex_);
   const int process = arrival.process;
   const Member own = {arrival.key, arrival.run};
-  arrival.run = runs_.common(process, arrival.run);
+  arrival.run = runs_.common(process, arrival.place, arrival.run);
   const std::string key = key_of(arrival);
   const auto refuse = [&](const std::string& why) {
     tell_(process, Order::kFail, own.key, 0, why);
@@ -139,6 +141,7 @@ void Coordinator::arrive(Arrival arrival) {
                                 "; all must run the same program");
   }
   open.arrived[process] = own;
+  if (open.reported) report_locked(open, process);
   go_if_complete_locked(key);
 }
 
@@ -171,7 +174,7 @@ bool Coordinator::join_runs_locked(Clock::time_point now) {
       for (const auto& [process, _] : theirs) apart = apart && open.arrived.count(process) == 0;
       if (!apart) continue;
       for (const auto& [process, own] : theirs) {
-        runs_.learn(process, own.run, one.run);
+        runs_.learn(process, one.place, own.run, one.run);
         open.arrived[process] = own;
       }
       open_.erase(other);
@@ -223,8 +226,7 @@ void Coordinator::look(Clock::time_point now) {
       if (const Open* other = rival(open); other != nullptr) give_up(*other);
     }
     if (seconds > open.first.slow_s && !std::exchange(open.reported, true))
-      for (const auto& [process, own] : open.arrived)
-        tell_(process, Order::kReport, own.key, 0, describe(open, "slow", now));
+      for (const auto& [process, _] : open.arrived) report_locked(open, process);
   }
   for (const auto& [key, why] : late) fail_locked(key, why);
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "domain/text.h"
 #include "domain/threads/room.h"
 
 namespace purlin::shm {
@@ -93,11 +94,15 @@ std::string Running::why(int rank) const {
          std::to_string(process_of_rank_[rank]) + " has ended during the collective";
 }
 
-std::string Running::late(int rank, double seconds) const {
-  return "gave up: rank " + std::to_string(rank) + " (process " +
-         std::to_string(process_of_rank_[rank]) + ") has not gone on with the collective for " +
-         std::to_string(seconds).substr(0, 5) +
-         " s. Look at what its process does, or raise PURLIN_TIMEOUT_S";
+void Running::waits(int rank, double seconds) const {
+  const bool late = budget_s_ > 0 && seconds > budget_s_;
+  if (!late && (seconds <= slow_s_ || slow_.test_and_set())) return;
+  const std::string text = "rank " + std::to_string(rank) + " (process " +
+                           std::to_string(process_of_rank_[rank]) +
+                           ") has not gone on with the collective for " + in_seconds(seconds) +
+                           ". Look at what its process does, or raise PURLIN_TIMEOUT_S";
+  if (late) throw std::runtime_error("gave up: " + text);
+  threads::publish("purlin: slow: " + what_ + ": " + text);
 }
 
 std::string Running::left(const std::string& error) {
@@ -162,10 +167,14 @@ void Domain::receive(int from, Message& message, link::Descriptor descriptor) {
   const auto kind = static_cast<Kind>(message.number());
   if (kind == Kind::kArena) {
     std::call_once(kept_, [&] {
-      arena_bytes_ = message.number();
-      arena_fd_ = std::move(descriptor);
-      arena_ = map_arena(arena_fd_.get(), arena_bytes_);
-      has_arena_.set_value();
+      try {
+        arena_bytes_ = message.number();
+        arena_fd_ = std::move(descriptor);
+        arena_ = map_arena(arena_fd_.get(), arena_bytes_);
+        has_arena_.set_value();
+      } catch (const std::exception&) {
+        has_arena_.set_exception(std::current_exception());
+      }
     });
   } else if (kind == Kind::kArrive) {
     coordinator_->arrive(unpack(message, from));

@@ -30,12 +30,12 @@ class Running : public Peers {
         key_(arrival.key),
         what_(arrival.what),
         process_of_rank_(arrival.process_of_rank),
+        slow_s_(arrival.slow_s),
         budget_s_(arrival.budget_s) {}
 
   bool gone(int rank) const override;
   std::string why(int rank) const override;
-  double budget_s() const override { return budget_s_; }
-  std::string late(int rank, double seconds) const override;
+  void waits(int rank, double seconds) const override;
   std::string left(const std::string& error) override;
   void stop(const std::string& why);  // the first one counts
 
@@ -43,7 +43,8 @@ class Running : public Peers {
   Domain& domain_;
   const std::string key_, what_;
   const std::vector<int> process_of_rank_;
-  const double budget_s_;
+  const double slow_s_, budget_s_;
+  mutable std::atomic_flag slow_ = ATOMIC_FLAG_INIT;  // reported
   mutable std::mutex mutex_;
   std::string why_;
   std::atomic<bool> stopped_{false};

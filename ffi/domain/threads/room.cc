@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "domain/text.h"
 #include "domain/threads/pool.h"
 
 namespace purlin::threads {
@@ -172,8 +173,8 @@ std::string Room::describe(const Meeting& meeting, const char* what, double seco
       missing += (missing.empty() ? "" : ", ") + std::to_string(r);
   return std::string(what) + ": " + std::string(site_.collective().name) + " at " + site_.text +
          ": group " + std::to_string(meeting.group) + " of " + std::to_string(site_.world) +
-         " ranks waits for rank " + missing + " since " + std::to_string(seconds).substr(0, 5) +
-         " s. The rank did not arrive: look at what its host thread does, or raise "
+         " ranks waits for rank " + missing + " since " + in_seconds(seconds) +
+         ". The rank did not arrive: look at what its host thread does, or raise "
          "PURLIN_TIMEOUT_S";
 }
 
