@@ -7,6 +7,7 @@
 # matplotlib. About 45 minutes on two H200s, most of them compilation of programs, the long runs of
 # tests/gpu/test_beside_lax.py and the sweep of Atoms.
 set -euo pipefail
+export PURLIN_SINGLE=call # a single GPU is measured too
 out=$(realpath "${1:?usage: benchmarks/gpu.sh OUTPUT_FOLDER}")
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}

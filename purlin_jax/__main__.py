@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -212,6 +213,7 @@ def main() -> int:
     p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")
     p.add_argument("--out", type=Path, help="file to write; default: where it is read from")
     args = parser.parse_args()
+    os.environ.setdefault("PURLIN_SINGLE", "call")  # one device is measured and tested too
     if args.processes > 1:
         return _in_processes(args)
     return args.run(args)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.export
+import numpy as np
 from absl import logging
 
 from purlin_jax import _native
@@ -110,7 +111,12 @@ def fall_back(op: str, reason: str, chosen: str, site: str = "") -> None:
     logging.log_first_n(logging.INFO, "purlin.%s goes to jax.lax: %s", 10, op, reason)
 
 
-def refusal(op: str, reduce: str, avals: Sequence[Any], world: int) -> str | None:
+def reduction(op: str, dtype: Any) -> str:
+    """What a reduction of this dtype is called in the tables: a max of booleans is an or."""
+    return {"max": "or", "min": "and"}.get(op, op) if dtype == np.bool_ else op
+
+
+def refusal(reduce: str, avals: Sequence[Any], world: int) -> str | None:
     """Why purlin cannot run this collective on any platform, or None if it can."""
     if world > _native.max_ranks:
         return f"{world} ranks are more than the {_native.max_ranks} of one domain"
@@ -121,6 +127,7 @@ def refusal(op: str, reduce: str, avals: Sequence[Any], world: int) -> str | Non
             return f"dtype {aval.dtype} is not plain data"
         if re.match(r"u?int[124](_|$)|float[46]_", aval.dtype.name):
             return f"dtype {aval.dtype} has fewer than 8 bits"
-        if reduce and (reduce, aval.dtype.name) not in _native.reduces:
-            return f"a {reduce} of {aval.dtype} is not defined"
+        known = reduction(reduce, aval.dtype), aval.dtype.name
+        if reduce and known not in _native.reduces:
+            return f"purlin has no {reduce} of {aval.dtype}"
     return None

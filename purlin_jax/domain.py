@@ -109,16 +109,17 @@ def budget() -> tuple[float, float]:
     )
 
 
-def set_timeout(seconds: float, *, slow: float = 60.0) -> None:
+def set_timeout(seconds: float, *, slow: float | None = None) -> None:
     """Change how long a rank waits for another, also in programs that are compiled already.
 
     Args:
       seconds: a wait that lasts longer ends in an error; 0 waits for ever.
-      slow: a wait that lasts longer is reported on stderr, once.
+      slow: a wait that lasts longer is reported on stderr, once; None leaves that as it is.
 
     Raises:
       ValueError: a number of seconds that is negative or no number.
     """
+    slow = budget()[0] if slow is None else slow
     if not (seconds >= 0 and slow >= 0):
         raise ValueError(f"purlin: set_timeout({seconds}, slow={slow}); take seconds of 0 or more")
     global _limits

@@ -14,6 +14,7 @@ import numpy as np
 
 from purlin_jax import groups as groups_lib
 from purlin_jax.collectives import all_reduce, reduce_scatter
+from purlin_jax.joined import calling, join
 from purlin_jax.policy import Policy
 
 PyTree = Any
@@ -64,7 +65,7 @@ def pmean(
     policy: Policy | str | None = None,
 ) -> PyTree:
     """jax.lax.pmean: the sum over ranks, divided by their number."""
-    total = psum(x, axis_name, axis_index_groups=axis_index_groups, backend=backend, policy=policy)
+    total = _reduce("pmean", "sum", x, axis_name, axis_index_groups, backend, policy)
     count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda v: v / count, total)
 
@@ -80,15 +81,16 @@ def psum_scatter(
     policy: Policy | str | None = None,
 ) -> PyTree:
     """jax.lax.psum_scatter: reduce_scatter with a sum."""
-    return reduce_scatter(
-        jax.tree.map(_count_booleans, x),
-        axis_name,
-        scatter_dimension=scatter_dimension,
-        axis_index_groups=axis_index_groups,
-        tiled=tiled,
-        backend=backend,
-        policy=policy,
-    )
+    with calling("psum_scatter"):
+        return reduce_scatter(
+            jax.tree.map(_count_booleans, x),
+            axis_name,
+            scatter_dimension=scatter_dimension,
+            axis_index_groups=axis_index_groups,
+            tiled=tiled,
+            backend=backend,
+            policy=policy,
+        )
 
 
 def _reduce(
@@ -100,17 +102,22 @@ def _reduce(
     backend: str | None,
     policy: Policy | str | None,
 ) -> PyTree:
+    names = [name for name in groups_lib.canonical_axes(axis_name) if not isinstance(name, int)]
+    with calling(name):
+        join("all_reduce", tuple(names), None, backend, policy, op)  # for what it refuses
     leaves, tree = jax.tree.flatten(x)
     folded = [_is_static(leaf, axis_name) for leaf in leaves]
     sent = [leaf for leaf, static in zip(leaves, folded, strict=True) if not static]
     if op == "sum":
         sent = [_count_booleans(leaf) for leaf in sent]
     if sent:
-        sent = all_reduce(
-            sent, axis_name, op, axis_index_groups=axis_index_groups, backend=backend, policy=policy
-        )
+        groups = axis_index_groups
+        with calling(name):
+            sent = all_reduce(
+                sent, axis_name, op, axis_index_groups=groups, backend=backend, policy=policy
+            )
     reduced = iter(sent)
-    fold = getattr(jax.lax, name)
+    fold = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
     return jax.tree.unflatten(
         tree,
         (

@@ -191,7 +191,7 @@ class _Program:
                 world=int(_find(r"\bworld = (\d+)", config)),
                 atom=_find(r'\batom = "(.*?)"', config),
                 blocks=int(_find(r"\bblocks = (\d+)", config)),
-                site=_find(r'\bsite = "(.*?)"', config),
+                site=_find(r'\bsite = "(.*?)(?: \(\w+\))?"', config),
                 reason="",
                 path=path,
             )

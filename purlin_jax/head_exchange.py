@@ -13,6 +13,7 @@ import numpy as np
 from purlin_jax import groups as groups_lib
 from purlin_jax.collectives import all_to_all
 from purlin_jax.heads import HeadPlan
+from purlin_jax.joined import calling
 from purlin_jax.varlen import send_rows
 
 _SEQUENCE_AND_HEADS = {"BSHD": (1, 2), "BHSD": (2, 1)}
@@ -64,7 +65,8 @@ def scatter_heads(
                 f"shard the sequence over a divisor of {x.shape[heads]}, or pad the heads to "
                 f"{-(-x.shape[heads] // world) * world}"
             )
-    moved = all_to_all(arrays, axis_name, heads, sequence, tiled=True, backend=backend)
+    with calling("scatter_heads"):
+        moved = all_to_all(arrays, axis_name, heads, sequence, tiled=True, backend=backend)
     return moved[0] if len(arrays) == 1 else moved
 
 
@@ -85,7 +87,8 @@ def gather_heads(
     """
     sequence, heads = axes_of(layout)
     groups_lib.require_bound("gather_heads", groups_lib.canonical_axes(axis_name))
-    moved = all_to_all(arrays, axis_name, sequence, heads, tiled=True, backend=backend)
+    with calling("gather_heads"):
+        moved = all_to_all(arrays, axis_name, sequence, heads, tiled=True, backend=backend)
     return moved[0] if len(arrays) == 1 else moved
 
 
@@ -115,6 +118,15 @@ class Exchange:
 
     def scatter(self, *triples: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays of all triples q, k, v, for all of the sequence and the own heads."""
+        with calling("ulysses_attention"):
+            return self._scatter(triples)
+
+    def gather(self, *arrays: jax.Array) -> list[jax.Array]:
+        """The inverse for outputs of attention: the own shard of the sequence, all real heads."""
+        with calling("ulysses_attention"):
+            return self._gather(arrays)
+
+    def _scatter(self, triples: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
         if not self.uneven:
             arrays = [x for qkv in triples for x in self.widen(qkv)]
             return list(
@@ -134,8 +146,7 @@ class Exchange:
         q, kv = moved[: len(q)], moved[len(q) :]
         return [x for i, own in enumerate(q) for x in (own, *kv[2 * i : 2 * i + 2])]
 
-    def gather(self, *arrays: jax.Array) -> list[jax.Array]:
-        """The inverse for outputs of attention: the own shard of the sequence, all real heads."""
+    def _gather(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         if self.uneven:
             return self._from_heads(arrays)
         moved = gather_heads(

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from purlin_jax import _native, lowering, primitive
 from purlin_jax import groups as groups_lib
 from purlin_jax._compat import make_varying
-from purlin_jax.backend import fall_back, record, refusal, resolve, scope
+from purlin_jax.backend import fall_back, record, reduction, refusal, resolve, scope
 from purlin_jax.lax_forms import lax_equivalent
 from purlin_jax.policy import Policy
 from purlin_jax.policy import resolve as resolve_policy
@@ -24,6 +27,20 @@ from purlin_jax.policy import resolve as resolve_policy
 _PACKAGE, _JAX = Path(__file__).parent, Path(jax.__file__).parent
 lowering.register()
 REDUCTIONS = tuple(dict.fromkeys(op for op, _ in _native.reduces))
+_called: ContextVar[str] = ContextVar("purlin_called", default="")
+
+
+@contextmanager
+def calling(name: str) -> Iterator[None]:
+    """What errors and reports call the collectives inside: the function that the user has called.
+
+    The outermost counts.
+    """
+    token = _called.set(_called.get() or name)
+    try:
+        yield
+    finally:
+        _called.reset(token)
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class Joined:
     policy: Policy
     site: str
     reduce: str = ""
-    name: str = ""  # what the user wrote, for errors; a row of the table may have several names
+    name: str = ""  # what the user wrote, for errors and reports
 
     def require_dtype(self, dtype: Any) -> None:
         """Raise TypeError for what neither purlin nor jax.lax can do."""
@@ -46,6 +63,17 @@ class Joined:
             raise TypeError(
                 f"purlin.{self.name}: a {self.reduce} of booleans is no boolean; count them with "
                 "purlin.psum, or reduce with 'or', 'and' or 'xor'"
+            )
+        integral = jnp.issubdtype(dtype, np.integer) or dtype == np.bool_
+        if self.reduce in ("and", "or", "xor") and not integral:
+            raise TypeError(
+                f"purlin.{self.name}: no {self.reduce!r} of {dtype.name}; it is for integers and "
+                "booleans"
+            )
+        if self.reduce in ("max", "min") and jnp.issubdtype(dtype, np.complexfloating):
+            raise TypeError(
+                f"purlin.{self.name}: no {self.reduce!r} of {dtype.name}, which has no order; "
+                "reduce a real number, its absolute value for example"
             )
         if re.match(r"u?int[12]$", dtype.name):  # XLA may end the process
             raise TypeError(
@@ -56,7 +84,7 @@ class Joined:
         """Whether jax.lax takes these operands; FallbackError where it may not."""
         if self.backend == "lax":
             return True
-        reason = refusal(self.op, self.reduce, [jax.typeof(x) for x in operands], self.world)
+        reason = refusal(self.reduce, [jax.typeof(x) for x in operands], self.world)
         if reason is not None:
             fall_back(self.op, reason, self.backend, self.site)
         return reason is not None
@@ -86,6 +114,7 @@ class Joined:
             policy=self.policy,
             backend=self.backend,
             site=self.site,
+            name=self.name,
         )
         with jax.named_scope(scope(self.op, self.site)):
             if self.goes_to_lax(leaves):
@@ -93,7 +122,9 @@ class Joined:
             leaves = [make_varying(x, self.names) for x in leaves]
             results: dict[int, jax.Array] = {}
             for batch in batches(leaves, same_dtype=bool(self.reduce)):
-                out = primitive.bind(params.select(batch), [leaves[i] for i in batch])
+                reduce = reduction(self.reduce, leaves[batch[0]].dtype)
+                call = params.select(batch)._replace(reduce=reduce)
+                out = primitive.bind(call, [leaves[i] for i in batch])
                 results.update(zip(batch, out, strict=True))
         return [results[i] for i in range(len(leaves))]
 
@@ -104,13 +135,12 @@ def join(
     axis_index_groups: Any,
     backend: str | None,
     policy: Policy | str | None,
-    reduce: str | None = None,
-    called: str = "",
+    reduce: str = "",
 ) -> Joined:
-    called = called or op
+    called = _called.get() or op
     names = groups_lib.canonical_axes(axis_name)
     groups_lib.require_bound(called, names)
-    if reduce is not None and reduce not in REDUCTIONS:
+    if _native.collectives[op]["consume"] == "reduce" and reduce not in REDUCTIONS:
         raise ValueError(f"purlin.{called}: no reduction {reduce!r}; take one of {REDUCTIONS}")
     size = groups_lib.world_size(names, None)
     groups = groups_lib.canonical_groups(called, axis_index_groups, size)
@@ -125,7 +155,7 @@ def join(
     # Along the axis of a vmap there is nothing to send, so jax.lax is no fall.
     chosen = "lax" if local else chosen
     policy = resolve_policy(policy)
-    return Joined(op, names, groups, world, chosen, policy, site, reduce or "", called)
+    return Joined(op, names, groups, world, chosen, policy, site, reduce, called)
 
 
 def _call_site() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from purlin_jax._compat import (
 )
 from purlin_jax.backend import fall_back
 from purlin_jax.lax_forms import counted_equivalent, lax_equivalent
-from purlin_jax.policy import Traffic, choose
+from purlin_jax.policy import Policy, Traffic, choose
 from purlin_jax.primitive import Params, collective_p
 from purlin_jax.varlen_primitive import CountedParams, counted_p
 
@@ -64,6 +65,15 @@ def _lax_form(params: Params | CountedParams, operands: Sequence[Any]) -> list[A
     return lax_equivalent(params, operands)
 
 
+def _is_nothing(params: Params | CountedParams) -> bool:
+    """Whether a call gives its operands back: that of a single rank, unless something is forced.
+
+    PURLIN_SINGLE=call makes it a call like others, for tests and measurements on one device.
+    """
+    alone = params.world == 1 and isinstance(params, Params) and params.policy == Policy()
+    return alone and os.environ.get("PURLIN_SINGLE") != "call"
+
+
 def _in_place(platform: str, op: str, regime: str) -> bool:
     """Whether results are declared to lie where operands did, which XLA copies if needed later.
 
@@ -75,6 +85,8 @@ def _in_place(platform: str, op: str, regime: str) -> bool:
 
 def _lower(platform: str) -> Any:
     def rule(ctx: Any, *operands: Any, params: Params | CountedParams) -> Any:
+        if _is_nothing(params):
+            return list(operands)
         mesh = mesh_of(ctx)
         dtype = ctx.avals_in[0].dtype.name
         reason = domain.refusal(platform, mesh, params.reduce, dtype, for_export(ctx))
@@ -212,6 +224,7 @@ def _attributes(
     processes = domain.processes_of(mesh)
     names_devices = platform == "cuda" or bool(processes)  # whoever shares windows with others
     tag = _tag(params, avals)
+    site = params.site if params.name == params.op else f"{params.site} ({params.name})"
     plans = [
         _native.plan(params.op, _most_rows(params, x), x.dtype.itemsize, params.world, s, c)
         for x, s, c in zip(avals, params.split, params.concat, strict=not counted)
@@ -233,9 +246,7 @@ def _attributes(
         "packet_bytes": np.int64(choice.packet_bytes),
         "world": np.int64(params.world),
         "processes": np.asarray(processes, np.int64),
-        "ordinal": np.int64(
-            _begin(ctx, params.site, tag) if processes and platform == "cpu" else 0
-        ),
+        "ordinal": np.int64(_begin(ctx, site, tag) if processes and platform == "cpu" else 0),
         "operands": ", ".join(x.str_short() for x in avals[: len(params.split)]),
         "groups": groups.partition(mesh, params.axes, params.groups).ravel(),
         "devices": np.asarray(domain.device_ids(mesh) if names_devices else [], np.int64),
@@ -243,7 +254,7 @@ def _attributes(
         "concat": np.asarray(params.concat, np.int64),
         **_about_counts(params),
         "tag": np.int64(tag),
-        "site": params.site,
+        "site": site,
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from purlin_jax import _native
 from purlin_jax.table_check import ATOMS, FLAGGED, LIMITS, PACKAGED, check, outside
@@ -46,6 +47,10 @@ class Policy:
             raise ValueError(f"purlin.policy: no regime {self.regime!r}; take one of {REGIMES}")
         if self.atom not in ("", *ATOMS):
             raise ValueError(f"purlin.policy: no Atom {self.atom!r}; take one of {ATOMS}")
+        for name in ("blocks", "staging_bytes", "depth", "threads"):
+            given = getattr(self, name)
+            if not isinstance(given, int | np.integer) or isinstance(given, bool):
+                raise TypeError(f"purlin.policy: {name}={given!r} is no integer")
         for name in LIMITS:
             if why := outside(name, getattr(self, name)):
                 raise ValueError(f"purlin.policy: {why}")
@@ -80,6 +85,10 @@ def resolve(given: Policy | str | None) -> Policy:
     A text is the name of a regime.
     """
     found = given or _context.value or os.environ.get("PURLIN_POLICY") or "auto"
+    if not isinstance(found, Policy | str):
+        raise TypeError(
+            f"purlin: policy={found!r}; take a purlin.Policy, or the name of a regime: {REGIMES}"
+        )
     return Policy(found) if isinstance(found, str) else found
 
 

@@ -41,6 +41,7 @@ class Params(NamedTuple):
       policy: what the caller forces.
       backend: "auto" or "purlin".
       site: file and line of the user's call, for reports.
+      name: the function that the user has called, for errors and reports.
     """
 
     op: str
@@ -54,6 +55,7 @@ class Params(NamedTuple):
     policy: Policy
     backend: str
     site: str
+    name: str
 
     def select(self, keep: Sequence[int]) -> Params:
         """The same call with some of its operands."""
@@ -99,7 +101,7 @@ def bind(params: Params, operands: Sequence[Any]) -> list[Any]:
 
 @collective_p.def_impl
 def _impl(*_: Any, params: Params) -> Any:
-    raise NameError(f"purlin.{params.op} must be called inside jax.shard_map")
+    raise NameError(f"purlin.{params.name} must be called inside jax.shard_map")
 
 
 # Whether types of Python numbers, which give way to others, stay so: as in jax.lax, by check_vma.
@@ -115,7 +117,7 @@ def _abstract_eval(*operands: Any, params: Params) -> Any:
         try:
             shape = _native.result_shape(params.op, list(x.shape), params.world, split, concat)
         except ValueError as error:
-            raise ValueError(f"purlin.{params.op} of {x.str_short()}: {error}") from None
+            raise ValueError(f"purlin.{params.name} of {x.str_short()}: {error}") from None
         axes = varying(x) if check_vma() else frozenset()
         keeps_weak = params.op in _KEEP_WEAK_TYPES[check_vma()]
         if params.invariant:
@@ -133,7 +135,7 @@ collective_p.def_effectful_abstract_eval(_abstract_eval)
 def _jvp(primals: Any, tangents: Any, *, params: Params) -> Any:
     if params.reduce not in ("", "sum"):
         raise NotImplementedError(
-            f"purlin.{params.op} with {params.reduce!r} has no derivative, as jax.lax.pmax has none"
+            f"purlin.{params.name}: {params.reduce!r} has no derivative, as jax.lax.pmax has none"
         )
     out = bind(params, primals)
     alive = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]

@@ -13,7 +13,7 @@ import numpy as np
 from purlin_jax import groups as groups_lib
 from purlin_jax._compat import make_varying
 from purlin_jax.backend import scope
-from purlin_jax.joined import Joined, batches, join
+from purlin_jax.joined import Joined, batches, calling, join
 from purlin_jax.lax_forms import counted_equivalent
 from purlin_jax.policy import Policy
 from purlin_jax.varlen_primitive import CountedParams, Parts, bind
@@ -200,14 +200,8 @@ def ragged_all_to_all(
       As all_to_all_v; the run-time error also for rows that overlap in the result, and for
       recv_sizes that are not what comes.
     """
-    joined = join(
-        "all_to_all_v",
-        axis_name,
-        axis_index_groups,
-        backend,
-        policy,
-        called="ragged_all_to_all",
-    )
+    with calling("ragged_all_to_all"):
+        joined = join("all_to_all_v", axis_name, axis_index_groups, backend, policy)
     numbers = {
         "input_offsets": jnp.asarray(input_offsets),
         "send_sizes": jnp.asarray(send_sizes),
@@ -359,6 +353,7 @@ def _run(
         policy=joined.policy,
         backend=joined.backend,
         site=joined.site,
+        name=joined.name,
     )
     with jax.named_scope(scope(joined.op, joined.site)):
         if joined.goes_to_lax(arrays):

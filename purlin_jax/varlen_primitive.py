@@ -62,6 +62,7 @@ class CountedParams(NamedTuple):
     policy: Policy
     backend: str
     site: str
+    name: str
 
     @property
     def most(self) -> int:
@@ -133,7 +134,7 @@ def bind(params: CountedParams, parts: Parts) -> list[Any]:
 
 @counted_p.def_impl
 def _impl(*_: Any, params: CountedParams) -> Any:
-    raise NameError(f"purlin.{params.op} must be called inside jax.shard_map")
+    raise NameError(f"purlin.{params.name} must be called inside jax.shard_map")
 
 
 def _abstract_eval(*operands: Any, params: CountedParams) -> Any:
@@ -162,6 +163,7 @@ def from_peers(params: CountedParams, numbers: Any) -> Any:
         policy=Policy(),
         backend=params.backend,
         site=params.site,
+        name=params.name,
     )
     return primitive.bind(moved, [numbers])[0]
 
@@ -181,7 +183,7 @@ def _exchanged(params: CountedParams, places: tuple[Any, Any]) -> tuple[Any, Any
 def _jvp(primals: Any, tangents: Any, *, params: CountedParams) -> Any:
     if params.reduce not in ("", "sum"):
         raise NotImplementedError(
-            f"purlin.{params.op} with {params.reduce!r} has no derivative, as jax.lax.pmax has none"
+            f"purlin.{params.name}: {params.reduce!r} has no derivative, as jax.lax.pmax has none"
         )
     out = counted_p.bind(*primals, params=params)
     parts = params.parts(primals)

@@ -38,6 +38,8 @@ CASES: dict[str, Any] = {
     "pmax": lambda lib, v: lib.pmax(v, "x"),
     "pmin of integers": lambda lib, v: lib.pmin((v * 10).astype(int), "x"),
     "pmean": lambda lib, v: lib.pmean(v, "x"),
+    "pmax of booleans": lambda lib, v: lib.pmax((v > 2, v), "x"),
+    "pmin of booleans": lambda lib, v: lib.pmin(v > -2, "x"),
     "psum_scatter": lambda lib, v: lib.psum_scatter(v, "x", scatter_dimension=1, tiled=True),
     "psum_scatter untiled": lambda lib, v: lib.psum_scatter(v[:4, :2], "x"),
     "all_gather": lambda lib, v: lib.all_gather(v, "x", axis=1, tiled=True),

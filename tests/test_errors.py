@@ -24,6 +24,9 @@ CALLS = {
     "all_reduce": lambda v: purlin.all_reduce(v, "x"),
     "scatter_heads": lambda v: purlin.scatter_heads(v, axis_name="x"),
     "gather_heads": lambda v: purlin.gather_heads(v, axis_name="x"),
+    "psum": lambda v: purlin.psum(v, "x"),
+    "pmean": lambda v: purlin.pmean(v, "x"),
+    "psum_scatter": lambda v: purlin.psum_scatter(v, "x"),
     "ulysses_attention": lambda v: purlin.ulysses_attention(v, v, v, axis_name="x"),
 }
 
@@ -32,7 +35,7 @@ CALLS = {
 def test_outside_shard_map(name: str) -> None:
     for f in (CALLS[name], jax.jit(CALLS[name])):
         with pytest.raises(
-            NameError, match=r"axis 'x' is not bound; call it inside jax\.shard_map"
+            NameError, match=rf"purlin\.{name}: axis 'x' is not bound; call it inside jax\.shard"
         ):
             f(np.zeros((2, 8, 8, 4), np.float32))
 
@@ -49,6 +52,22 @@ def test_dtypes_of_two_bits(backend: str, name: str, dtype: str) -> None:
 def test_other_axis_inside_shard_map() -> None:
     with pytest.raises(NameError, match=r"purlin\.all_reduce: axis 'y' is not bound"):
         _trace(lambda v: purlin.all_reduce(v, ("x", "y")))
+
+
+def test_errors_name_what_was_called() -> None:
+    with pytest.raises(ValueError, match=r"purlin\.psum_scatter: axis 1 of \(4, 6\) does not"):
+        _trace(lambda v: purlin.psum_scatter(v[:, 0], "x", scatter_dimension=1, tiled=True))
+    with pytest.raises(ValueError, match=r"purlin\.gather_heads: axis 1 of \(4, 6, 8, 1\) does"):
+        _trace(lambda v: purlin.gather_heads(v.transpose(0, 2, 1)[..., None], axis_name="x"))
+    with pytest.raises(NotImplementedError, match=r"purlin\.pmax: 'max' has no derivative"):
+        _trace(jax.grad(lambda v: purlin.pmax(v, "x").sum()))
+
+
+def test_arguments_count_where_nothing_is_sent() -> None:
+    with pytest.raises(ValueError, match="no backend 'fast'"):
+        _trace(lambda v: v + purlin.psum(1.0, "x", backend="fast"))
+    with pytest.raises(TypeError, match=r"policy=3; take a purlin\.Policy, or the name"):
+        _trace(lambda v: v + purlin.psum(1.0, "x", policy=3))  # type: ignore[arg-type]
 
 
 def test_sizes_that_do_not_divide() -> None:
@@ -81,8 +100,8 @@ def test_one_bad_leaf_of_a_pytree() -> None:
         _trace(lambda v: purlin.all_to_all([v, v[:, :3, 0]], "x", 1, 0, tiled=True))
 
 
-@pytest.mark.parametrize("op", ("maximum", "mean", ""))
-def test_unknown_reduction(op: str) -> None:
+@pytest.mark.parametrize("op", ("maximum", "mean", "", None))
+def test_unknown_reduction(op: str | None) -> None:
     with pytest.raises(ValueError, match=rf"purlin\.all_reduce: no reduction {op!r}; take one of"):
         _trace(lambda v: purlin.all_reduce(v, "x", op))
 

@@ -234,6 +234,12 @@ def test_bad_policies_raise(args: tuple[str, ...], kwargs: dict[str, Any]) -> No
         pass
 
 
+@pytest.mark.parametrize("kwargs", ({"blocks": "4"}, {"depth": 2.0}, {"threads": True}))
+def test_knobs_are_integers(kwargs: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"purlin\.policy: {next(iter(kwargs))}=.* is no integer"):
+        purlin.Policy(**kwargs)
+
+
 def test_threads_reach_the_call_by_context_and_by_argument() -> None:
     program = sharded(_exchange, mesh(8))
     with purlin.policy(threads=96):

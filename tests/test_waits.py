@@ -55,6 +55,7 @@ def test_late_rank_ends_the_wait(regime: str, capfd: pytest.CaptureFixture[str])
     assert "purlin: slow: all_reduce" in printed and "purlin: gave up: all_reduce" in printed
     # What follows is not harmed.
     purlin.set_timeout(60.0)
+    assert domain.budget() == (0.4, 60.0)
     assert np.all(
         np.asarray(sharded(lambda x: purlin.all_reduce(x, "x"), mesh(3))(jnp.ones(6))) == 3
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import jax
 import pytest
 
 HERE = Path(__file__).parent
+os.environ["PURLIN_SINGLE"] = "call"  # a single GPU is tested too
 
 
 def _gpus() -> int:
