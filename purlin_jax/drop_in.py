@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from purlin_jax import groups as groups_lib
+from purlin_jax.backend import fall_back, scope
 from purlin_jax.collectives import all_reduce, reduce_scatter
 from purlin_jax.joined import calling, join
 from purlin_jax.policy import Policy
@@ -102,9 +103,16 @@ def _reduce(
     backend: str | None,
     policy: Policy | str | None,
 ) -> PyTree:
+    fold = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
     names = [name for name in groups_lib.canonical_axes(axis_name) if not isinstance(name, int)]
     with calling(name):
-        join("all_reduce", tuple(names), None, backend, policy, op)  # for what it refuses
+        joined = join("all_reduce", tuple(names), None, backend, policy, op)
+    if axis_index_groups is not None and len({len(group) for group in axis_index_groups}) > 1:
+        if joined.backend != "lax":
+            reason = "axis_index_groups have different sizes"
+            fall_back(joined.op, reason, joined.backend, joined.site)
+        with jax.named_scope(scope(joined.op, joined.site)):
+            return fold(x, axis_name, axis_index_groups=axis_index_groups)
     leaves, tree = jax.tree.flatten(x)
     folded = [_is_static(leaf, axis_name) for leaf in leaves]
     sent = [leaf for leaf, static in zip(leaves, folded, strict=True) if not static]
@@ -117,7 +125,6 @@ def _reduce(
                 sent, axis_name, op, axis_index_groups=groups, backend=backend, policy=policy
             )
     reduced = iter(sent)
-    fold = {"sum": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}[op]
     return jax.tree.unflatten(
         tree,
         (

@@ -129,6 +129,25 @@ def test_keys(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome(purlin) == outcome(jax.lax)
 
 
+def test_groups_of_different_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """jax.lax takes them in reductions."""
+    x = jnp.arange(16.0).reshape(8, 2)
+
+    def program(lib: Any, name: str, **kwargs: Any) -> Any:
+        groups = {"axis_index_groups": [[3, 1, 0], [2]], **kwargs}
+        f = lambda v: getattr(lib, name)(v, "x", **groups)  # noqa: E731
+        return sharded(f, mesh(4), check_vma=False)
+
+    with pytest.raises(purlin.FallbackError, match="axis_index_groups have different sizes"):
+        program(purlin, "psum")(x)
+    np.testing.assert_array_equal(
+        program(purlin, "psum", backend="lax")(x), program(jax.lax, "psum")(x)
+    )
+    monkeypatch.delenv("PURLIN_FALLBACK")
+    for name in ("psum", "pmax", "pmin"):
+        np.testing.assert_array_equal(program(purlin, name)(x), program(jax.lax, name)(x))
+
+
 @pytest.mark.parametrize("given", ("1", "Error"))
 def test_fallback_of_the_environment(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PURLIN_FALLBACK", given)
