@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -213,10 +214,22 @@ def main() -> int:
     p.add_argument("--minutes", type=float, default=5.0, help="to measure at most; default: 5")
     p.add_argument("--out", type=Path, help="file to write; default: where it is read from")
     args = parser.parse_args()
-    os.environ.setdefault("PURLIN_SINGLE", "call")  # one device is measured and tested too
-    if args.processes > 1:
-        return _in_processes(args)
-    return args.run(args)
+    with _single_devices():
+        return _in_processes(args) if args.processes > 1 else args.run(args)
+
+
+@contextmanager
+def _single_devices() -> Iterator[None]:
+    """Collectives of one device are calls too, to be measured and tested."""
+    before = os.environ.get("PURLIN_SINGLE")
+    os.environ["PURLIN_SINGLE"] = "call"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PURLIN_SINGLE"]
+        else:
+            os.environ["PURLIN_SINGLE"] = before
 
 
 def _in_processes(args: argparse.Namespace) -> int:

@@ -10,12 +10,36 @@
 
 namespace purlin {
 
+// Calls use(T(), Acc(), Op()) for the reduction of this number.
+template <class Type, class Op, class Use>
+__device__ bool use_if(int fold, Use use) {
+  if constexpr (Op::template kFits<typename Type::Accumulator> && detail::kIsCarrier<Type, Op>)
+    if (fold == kFold<Type, Op>) {
+      use(typename Type::Item(), typename Type::Accumulator(), Op());
+      return true;
+    }
+  return false;
+}
+template <class Op, class Use>
+__device__ bool use_types(int fold, Use use) {
+#define PURLIN_ROW(name, item, accumulator) use_if<Dtype<item, accumulator>, Op>(fold, use) ||
+  return PURLIN_REDUCE_DTYPES(PURLIN_ROW) false;
+#undef PURLIN_ROW
+}
+// One jump, since the first that fits ends the search.
+template <class Use>
+__device__ bool with_fold(int fold, Use use) {
+#define PURLIN_ROW(name, functor) use_types<functor>(fold, use) ||
+  return PURLIN_REDUCE_OPS(PURLIN_ROW) false;
+#undef PURLIN_ROW
+}
+
 // The values of one place, of every rank: as many items as fit, zeros behind them.
 struct alignas(16) Slots {
   uint64_t of[kMaxRanks][2];
 };
 
-// Rolled, since there are many of these.
+// Folds the slots of `world` ranks into the first of them. Rolled, since there are many of these.
 template <class T, class Acc, class Op>
 __device__ __noinline__ void fold_slots(Slots& slots, int world) {
   constexpr int kItems = static_cast<int>(sizeof(slots.of[0]) / sizeof(T));
@@ -27,27 +51,6 @@ __device__ __noinline__ void fold_slots(Slots& slots, int world) {
     for (int q = 1; q < world; ++q) acc = Op::fold(acc, widen(*item(q, k)));
     *item(0, k) = narrow<T>(acc);
   }
-}
-
-template <class Type, class Op>
-__device__ void fold_if(int fold, Slots& slots, int world) {
-  if constexpr (Op::template kFits<typename Type::Accumulator> && detail::kIsCarrier<Type, Op>)
-    if (fold == kFold<Type, Op>)
-      fold_slots<typename Type::Item, typename Type::Accumulator, Op>(slots, world);
-}
-template <class Op>
-__device__ void fold_types(int fold, Slots& slots, int world) {
-#define PURLIN_ROW(name, item, accumulator) \
-  fold_if<Dtype<item, accumulator>, Op>(fold, slots, world);
-  PURLIN_REDUCE_DTYPES(PURLIN_ROW)
-#undef PURLIN_ROW
-}
-
-// Folds the slots of `world` ranks into the first of them.
-static __device__ __noinline__ void fold_slots(int fold, Slots& slots, int world) {
-#define PURLIN_ROW(name, functor) fold_types<functor>(fold, slots, world);
-  PURLIN_REDUCE_OPS(PURLIN_ROW)
-#undef PURLIN_ROW
 }
 
 // The items of `bytes` at `at`, which is aligned to them.
@@ -84,6 +87,19 @@ __device__ inline int slot_bytes(const Call<Pair>& call, const Plan& plan, const
   return all % 8 == 0 || call.item_bytes <= 8 ? call.item_bytes : 8;
 }
 
+// Items of two ranks in one word.
+template <class T, class Acc, class Op>
+__device__ __noinline__ uint64_t fold_words(uint64_t one, uint64_t other) {
+  constexpr int kItems = static_cast<int>(sizeof one / sizeof(T));
+  T into[kItems], next[kItems];
+  memcpy(into, &one, sizeof one);
+  memcpy(next, &other, sizeof other);
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) into[k] = narrow<T>(Op::fold(widen(into[k]), widen(next[k])));
+  memcpy(&one, into, sizeof one);
+  return one;
+}
+
 template <class Atom>
 struct AnyReduce {
   static constexpr bool kReduces = true;
@@ -93,7 +109,17 @@ struct AnyReduce {
   template <class Block>
   __device__ void pull(Block& block, const Call<Pair>& call, const Operand& operand,
                        const char* const* from, Range part) const {
-    pull_team(block.thread(), block.threads(), call, operand, from, part);
+    bool done = false;
+    with_fold(call.fold, [&](auto item, auto acc, auto op) {
+      using T = decltype(item);
+      using Acc = decltype(acc);
+      using Op = decltype(op);
+      if constexpr (kRounds<T, Acc> && sizeof(T) == 2 && std::is_same_v<Op, Sum>) {
+        Atom::template reduce<T, Acc, Op>(block, operand.dst, from, call.world, operand.plan, part);
+        done = true;
+      }
+    });
+    if (!done) pull_team(block.thread(), block.threads(), call, operand, from, part);
   }
 
   template <class Form, template <class, class> class View, class Block>
@@ -108,7 +134,7 @@ struct AnyReduce {
           for_each_rank<Form, Atom>(
               block, call, epoch, first_place + Form::place(u), u < Form::units(words), own,
               [&](int q, const Unit& unit) { memcpy(slots.of[q], &unit, sizeof unit); });
-          fold_slots(call.fold, slots, call.world);
+          fold(call.fold, slots, call.world);
           Unit result;
           memcpy(&result, slots.of[0], sizeof result);
           Form::store(to, u, words, result);
@@ -116,11 +142,36 @@ struct AnyReduce {
   }
 
  private:
+  static constexpr int kFly = 4;  // vectors of a rank that are loaded together
+
+  template <class T, class Acc>
+  static constexpr bool kRounds = !std::is_same_v<T, Acc>;  // at the end alone
+
+  // Whether ranks may be folded one after another in their own type: nothing is rounded between.
+  __device__ static bool folds_in_pairs(int fold, int world) {
+    bool found = false;
+    with_fold(fold, [&](auto item, auto acc, auto op) {
+      using Op = decltype(op);
+      constexpr bool kPicks = std::is_same_v<Op, Max> || std::is_same_v<Op, Min>;
+      constexpr bool kExact = kPicks || !kRounds<decltype(item), decltype(acc)>;
+      found = sizeof item <= 8 && (kExact || world <= 2);
+    });
+    return found;
+  }
+
+  __device__ __noinline__ static void fold(int fold, Slots& slots, int world) {
+    with_fold(fold, [&](auto item, auto acc, auto op) {
+      fold_slots<decltype(item), decltype(acc), decltype(op)>(slots, world);
+    });
+  }
+
   __device__ __noinline__ static void pull_team(int thread, int threads, const Call<Pair>& call,
                                                 const Operand& operand, const char* const* from,
                                                 Range part) {
     const Plan& plan = operand.plan;
     const int bytes = slot_bytes(call, plan, operand.dst, from, part);
+    if (plan.contiguous() && bytes == 16 && folds_in_pairs(call.fold, call.world))
+      return pull_runs(thread, threads, call, operand.dst, from, part);
     int64_t at = part.begin + thread * bytes;
     if (at >= part.end) return;
     Cursor cursor(plan, at, threads * bytes);
@@ -129,8 +180,39 @@ struct AnyReduce {
       Slots slots;
       for (int q = 0; q < call.world; ++q)
         load_slot(slots.of[q], from[q] + (run ? at : cursor.src()), bytes);
-      fold_slots(call.fold, slots, call.world);
+      fold(call.fold, slots, call.world);
       store_slot(operand.dst + (run ? at : cursor.dst()), slots.of[0], bytes);
+    }
+  }
+
+  // Vectors of the next rank are under way while those of the last are folded.
+  __device__ static void pull_runs(int thread, int threads, const Call<Pair>& call, char* dst,
+                                   const char* const* from, Range part) {
+    const int64_t step = threads * int64_t{16};
+    for (int64_t at = part.begin + thread * int64_t{16}; at < part.end; at += kFly * step) {
+      const auto load = [&](Pair(&v)[kFly], const char* src) {
+#pragma unroll
+        for (int i = 0; i < kFly; ++i)
+          if (at + i * step < part.end) v[i] = ptx::load<Pair>(src + at + i * step);
+      };
+      Pair into[kFly] = {}, next[kFly] = {};
+      load(into, from[0]);
+      if (call.world > 1) load(next, from[1]);
+#pragma unroll 1
+      for (int q = 1; q < call.world; ++q) {
+        with_fold(call.fold, [&](auto item, auto acc, auto op) {
+          if constexpr (sizeof item <= 8) {
+            const auto fold = fold_words<decltype(item), decltype(acc), decltype(op)>;
+#pragma unroll
+            for (int i = 0; i < kFly; ++i)
+              into[i] = {fold(into[i].low, next[i].low), fold(into[i].high, next[i].high)};
+          }
+        });
+        if (q + 1 < call.world) load(next, from[q + 1]);
+      }
+#pragma unroll
+      for (int i = 0; i < kFly; ++i)
+        if (at + i * step < part.end) ptx::store(dst + at + i * step, into[i]);
     }
   }
 };

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import jax
 import pytest
 
 HERE = Path(__file__).parent
-os.environ["PURLIN_SINGLE"] = "call"  # a single GPU is tested too
+
+
+@pytest.fixture(autouse=True)
+def _single_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call over a single GPU is a call like others."""
+    monkeypatch.setenv("PURLIN_SINGLE", "call")
 
 
 def _gpus() -> int:

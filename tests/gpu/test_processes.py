@@ -60,7 +60,7 @@ def test_growing_pool() -> None:
 
 def test_every_slow_call_is_reported() -> None:
     waiting, late = on_gpus("slow", PURLIN_SLOW_S="1")
-    calls = re.findall(r"slow: all_reduce call (\d+) at process_faults.py", waiting)
+    calls = re.findall(r"slow: all_reduce call (\d+) at all_reduce in process_faults", waiting)
     assert calls == ["2", "3"], waiting
     assert "slow" not in late
 

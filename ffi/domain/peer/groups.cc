@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "domain/peer/domain.h"
+#include "domain/peer/exit.h"
 #include "domain/peer/watcher.h"
 
 namespace purlin::peer {
@@ -151,8 +152,10 @@ void Domain::give_up(int process) {
 
 void Domain::poison(const std::map<char*, const Device*>& windows, uint64_t word) const {
   try {
-    for (const auto& [window, device] : windows)
-      write(*device, &Window<CudaPacket>{window}.control().poison, word);
+    Exit::unless_ending([&] {
+      for (const auto& [window, device] : windows)
+        write(*device, &Window<CudaPacket>{window}.control().poison, word);
+    });
   } catch (const std::exception&) {
     // This process ends too, or its context has failed already.
   }

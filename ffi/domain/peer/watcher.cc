@@ -10,6 +10,7 @@
 #include "atom/tag.h"
 #include "domain/counters.h"
 #include "domain/peer/domain.h"
+#include "domain/peer/exit.h"
 #include "snac/faults.h"
 
 namespace purlin::peer {
@@ -63,25 +64,36 @@ std::string describe(const Domain& domain, const Device& device, const Report& r
          "Look at what its host thread does, or raise PURLIN_TIMEOUT_S";
 }
 
+// The device's report, which leaves room for the next one; without an alarm if there is none.
+Report taken(const Device& device) {
+  Report report = {};
+  Exit::unless_ending([&] {
+    uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
+    if (alarm == 0) return;
+    const Report found = *device.report;
+    // Another one may have come just now.
+    if (__atomic_compare_exchange_n(&device.report->alarm, &alarm, 0, false, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE))
+      report = found;
+  });
+  return report;
+}
+
 void watch(const Domain& domain) {
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20)))
     for (const Device& device : domain.devices()) {
-      uint64_t alarm = __atomic_load_n(&device.report->alarm, __ATOMIC_ACQUIRE);
-      if (alarm == 0) continue;
-      const Report report = *device.report;
-      // Room for the next one, unless it has come just now.
-      if (!__atomic_compare_exchange_n(&device.report->alarm, &alarm, 0, false, __ATOMIC_ACQ_REL,
-                                       __ATOMIC_ACQUIRE))
-        continue;
+      const Report report = taken(device);
+      if (report.alarm == 0) continue;
       const std::string text = describe(domain, device, report);
       publish(text);
-      if (static_cast<Alarm>(alarm) != Alarm::kSlow) domain.tell_group(report.group, text);
+      if (static_cast<Alarm>(report.alarm) != Alarm::kSlow) domain.tell_group(report.group, text);
     }
 }
 
 }  // namespace
 
 void start_watcher(const Domain& domain) {
+  Exit::expect();
   std::thread([&domain] { watch(domain); }).detach();
 }
 
