@@ -45,6 +45,7 @@ def program(page: str) -> tuple[str, list[str]]:
         "docs/drop_in.md",
         "docs/moe.md",
         "docs/policies.md",
+        "docs/ulysses.md",
         "docs/varlen.md",
     ),
 )
@@ -80,7 +81,7 @@ def head_cell(q: int, kv: int, world: int) -> str:
 
 
 def test_the_table_of_heads() -> None:
-    _, _, table = (ROOT / "docs/drop_in.md").read_text().partition("| model | heads |")
+    _, _, table = (ROOT / "docs/ulysses.md").read_text().partition("| model | heads |")
     head, _, *rows = table.split("\n\n")[0].splitlines()
     worlds = [int(n) for n in re.findall(r"P=(\d+)", head)]
     assert worlds and len(rows) > 5
