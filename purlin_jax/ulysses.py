@@ -6,6 +6,7 @@ the whole sequence with a shard of the heads (Jacobs et al., DeepSpeed-Ulysses, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -89,6 +90,7 @@ def ulysses_attention(
         "key_value_seq_lengths": key_value_seq_lengths,
     }
     if mesh is not None:
+        _check_shards(mesh, axis_name, batch_axis, layout, {"q": q, "k": k, "v": v}, joint)
         dims: list[Any] = [batch_axis, None, None, None]
         dims[sequence] = axis_name
         shard, batch = PartitionSpec(*dims), PartitionSpec(batch_axis)
@@ -141,6 +143,37 @@ def ulysses_attention(
             o_text = plan.narrow_queries(all_heads(o_text, axis_name, heads, backend), heads)
             return exchange.gather(o)[0], o_text
         return tuple(exchange.gather(o, o_text))
+
+
+def _check_shards(
+    mesh: Mesh,
+    axis_name: groups_lib.AxisName,
+    batch_axis: groups_lib.AxisName | None,
+    layout: str,
+    arrays: dict[str, jax.Array],
+    joint: Joint | None,
+) -> None:
+    """Raise ValueError where whole arrays do not divide over the mesh, as shard_map would."""
+    op, sequence = "ulysses_attention", axes_of(layout)[0]
+    require_four_axes(op, layout, arrays.values())
+    if joint is not None:
+        tokens = {"joint.q": joint.q, "joint.k": joint.k, "joint.v": joint.v}
+        arrays |= {name: x for name, x in tokens.items() if x.ndim == 4}  # others are told later
+    cut = {sequence: groups_lib.canonical_axes(axis_name)}
+    if batch_axis is not None:
+        cut[0] = groups_lib.canonical_axes(batch_axis)
+    for axis, names in cut.items():
+        if unknown := [name for name in names if name not in mesh.axis_names]:
+            raise ValueError(f"purlin.{op}: the mesh has axes {mesh.axis_names}, not {unknown}")
+        ranks = math.prod(mesh.shape[name] for name in names)
+        for what, x in arrays.items():
+            whole = joint is not None and joint.placement == "replicated" and "joint" in what
+            if x.shape[axis] % ranks and not (whole and axis == sequence):
+                remedy = "pad it and give its lengths" if axis == sequence else "pad it"
+                raise ValueError(
+                    f"purlin.{op}: axis {axis} of {what} {list(x.shape)} does not divide over the "
+                    f"{ranks} ranks of {names}; {remedy}"
+                )
 
 
 def _default_attention(

@@ -153,3 +153,28 @@ def test_unknown_collective_of_the_native_module() -> None:
         _native.plan("all_to_all", [3], 4, 2, 0, 0)
     with pytest.raises(ValueError, match="concat axis 1 is outside an array of rank 1"):
         _native.result_shape("all_gather", [3], 2, 0, 1)
+
+
+def test_whole_arrays_that_do_not_divide() -> None:
+    grid = mesh(4, ("sp", "dp"), (2, 2))
+    x = np.zeros((4, 6, 2, 8), np.float32)
+
+    def attend(x: Any, **kwargs: Any) -> None:
+        jax.eval_shape(
+            lambda x: purlin.ulysses_attention(x, x, x, axis_name="sp", mesh=grid, **kwargs), x
+        )
+
+    attend(x, batch_axis="dp")
+    with pytest.raises(ValueError, match=r"axis 1 of q \[4, 5, 2, 8\] does not divide over the 2"):
+        attend(x[:, :5])
+    with pytest.raises(ValueError, match=r"axis 0 of q \[3, 6, 2, 8\] does not .*'dp'.*; pad it"):
+        attend(x[:3], batch_axis="dp")
+    with pytest.raises(ValueError, match=r"BSHD has four axes, got shape \(4, 6, 2\)"):
+        attend(x[..., 0])
+    with pytest.raises(ValueError, match=r"the mesh has axes \('sp', 'dp'\), not \['tp'\]"):
+        attend(x, batch_axis="tp")
+    text = x[:, :3]
+    attend(x, joint=purlin.Joint(text, text, text))
+    sharded_text = purlin.Joint(text, text, text, placement="sharded")
+    with pytest.raises(ValueError, match=r"axis 1 of joint\.q \[4, 3, 2, 8\] does not divide"):
+        attend(x, joint=sharded_text)
