@@ -91,7 +91,7 @@ def run_selftest(args: argparse.Namespace) -> int:
 
 def run_bench(args: argparse.Namespace) -> int:
     """Time per step in jit beside jax.lax, and of kernels alone beside NCCL."""
-    ops, sizes, against = args.ops, args.sizes, args.against
+    ops, sizes, against = _ops(args.ops, args.policy), args.sizes, args.against
     # First, since JAX takes most of the memory of a GPU when it is first asked for devices.
     kernels, about, missing = _kernels(ops, sizes, against, args)
     setup = bench.Setup(
@@ -115,6 +115,14 @@ def run_bench(args: argparse.Namespace) -> int:
     for cell in missing:
         print(f"MISSING {cell}", file=sys.stderr)
     return int(bool(missing))
+
+
+def _ops(wanted: Sequence[str] | None, regime: str) -> list[str]:
+    """The ops to time: those that are asked for, else all that have the regime."""
+    fitting = [op for op in bench.OPS if regime == "auto" or op in _native.regimes[regime][0]]
+    if unfit := [op for op in wanted or () if op not in fitting]:
+        raise SystemExit(f"--policy {regime} is for {','.join(fitting)}, and not for {unfit[0]}")
+    return list(wanted or fitting)
 
 
 def _kernels(
@@ -197,7 +205,7 @@ def main() -> int:
     p = commands.add_parser("bench", parents=[common, joint], help="time inside jit, and alone")
     p.set_defaults(run=run_bench)
     names = ",".join(bench.OPS)
-    p.add_argument("--ops", type=_some_of(*bench.OPS), default=names, help=f"default: {names}")
+    p.add_argument("--ops", type=_some_of(*bench.OPS), help=f"default: {names}, as --policy allows")
     sizes = "1K,16K,64K,256K,1M"
     p.add_argument("--sizes", type=_sizes, default=sizes, help=f"bytes; default: {sizes}")
     p.add_argument("--dtype", type=_dtype, default="float32", help="default: float32")

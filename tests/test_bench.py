@@ -133,3 +133,13 @@ def test_options_that_are_wrong(
     with pytest.raises(SystemExit) as ended:
         __main__.main()
     assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_bench_of_a_regime_that_some_ops_lack() -> None:
+    options = ("--sizes", "1K", "--samples", "1", "--against=", "--policy", "composed")
+    result = _cli("bench", *options)
+    assert result.returncode == 0, result.stderr
+    assert "all_reduce" in result.stdout and "reduce_scatter" not in result.stdout
+    refused = _cli("bench", *options, "--ops", "all_reduce,all_gather")
+    assert refused.returncode == 1
+    assert "--policy composed is for all_reduce, and not for all_gather" in refused.stderr

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -142,6 +144,41 @@ def test_process_that_does_not_join() -> None:
         assert "purlin: process 1 did not come within 2 s" in zero[step]["error"]
         assert zero[step]["seconds"] < 7
     assert zero["third"]["error"] == one["third"]["error"] == ""
+
+
+JOIN = """
+import sys
+from purlin_jax import _native
+process, name, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+try:
+    _native.join(process, 2, name, "token", 1 << 20, seconds)
+    print("JOINED", flush=True)
+except RuntimeError as error:
+    print("ERROR", error, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_joining_a_stopped_process() -> None:
+    """It takes the connection, since the system does that, and does not answer."""
+    name = f"purlin-test-{os.getpid()}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+
+    def start(process: int, seconds: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", JOIN, str(process), name, str(seconds)]
+        return subprocess.Popen(command, **pipes)
+
+    with start(0, 60) as first:
+        try:
+            assert first.stdout is not None and first.stdout.readline() == "JOINED\n"
+            os.kill(first.pid, signal.SIGSTOP)
+            began = time.monotonic()
+            with start(1, 1.5) as second:
+                told, _ = second.communicate(timeout=60)
+            assert "process 0 did not answer within 1.50 s" in told, told
+            assert "PURLIN_JOIN_S" in told and time.monotonic() - began < 1.5 + 20
+        finally:
+            first.kill()
 
 
 def test_refused_group() -> None:

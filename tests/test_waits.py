@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +62,10 @@ def test_late_rank_ends_the_wait(regime: str, capfd: pytest.CaptureFixture[str])
     )
 
 
-def test_late_rank_within_the_budget_is_waited_for() -> None:
-    purlin.set_timeout(60.0)
+@pytest.mark.parametrize("slow", (0.3, math.inf))
+def test_late_rank_within_the_budget_is_waited_for(
+    slow: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    purlin.set_timeout(60.0, slow=slow)
     assert np.all(np.asarray(_program(1.0)(jnp.ones(6))) == 3)
+    assert ("slow: all_reduce" in capfd.readouterr().err) == math.isfinite(slow)

@@ -39,8 +39,7 @@ std::string Coordinator::describe(const Open& open, const char* what, Clock::tim
   const double seconds = std::chrono::duration<double>(now - open.since).count();
   return std::string(what) + ": " + open.first.what + ": a group of " +
          std::to_string(open.first.process_of_rank.size()) + " ranks waits for " + missing(open) +
-         " since " + in_seconds(seconds) + ". " + disagreement(open) +
-         "Look at what its host thread does, or raise PURLIN_TIMEOUT_S";
+         " since " + in_seconds(seconds) + ". " + advice(open);
 }
 
 // Whom the others wait for may wait for them, at the same call site of another program. Or null.
@@ -52,15 +51,15 @@ const Coordinator::Open* Coordinator::rival(const Open& open) const {
   return nullptr;
 }
 
-std::string Coordinator::disagreement(const Open& open) const {
+std::string Coordinator::advice(const Open& open) const {
   const Open* other = rival(open);
-  if (other == nullptr) return "";
+  if (other == nullptr) return "Look at what its host thread does, or raise PURLIN_TIMEOUT_S";
   const bool alike = other->first.arguments == open.first.arguments;
   return "The ranks disagree: process " + std::to_string(open.first.process) + " runs it with " +
          open.first.arguments + ", and process " + std::to_string(other->first.process) +
          (alike ? " with the same in another program or another run of it"
                 : " with " + other->first.arguments) +
-         "; all must run the same programs in the same order. ";
+         "; all must run the same programs in the same order";
 }
 
 void Coordinator::fail_all_locked(const Open& open, const std::string& why) {

@@ -82,7 +82,7 @@ class Coordinator {
   static std::string missing(const Open& open);
   std::string describe(const Open& open, const char* what, Clock::time_point now) const;
   const Open* rival(const Open& open) const;
-  std::string disagreement(const Open& open) const;
+  std::string advice(const Open& open) const;
   void report_locked(const Open& open, int process);
   void fail_locked(const std::string& key, const std::string& why);
   void fail_all_locked(const Open& open, const std::string& why);

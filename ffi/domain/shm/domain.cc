@@ -130,8 +130,8 @@ void Domain::start(int process, int count, const std::string& name, const std::s
   if (process != 0) {
     std::future<void> arena = domain->has_arena_.get_future();
     if (arena.wait_for(std::chrono::duration<double>(seconds)) != std::future_status::ready)
-      throw std::runtime_error("process 0 did not answer within " + std::to_string(seconds) +
-                               " s; see whether it has been stopped, or raise PURLIN_JOIN_S");
+      throw std::runtime_error("process 0 did not answer within " + in_seconds(seconds) +
+                               "; see whether it has been stopped, or raise PURLIN_JOIN_S");
     arena.get();
     every(std::chrono::milliseconds(200), [domain] { domain->look(); });
   }
