@@ -259,7 +259,10 @@ def native_regimes() -> dict[tuple[str, str], int]:
 
 
 def native_calls() -> dict[str, int]:
-    """The same count for each collective."""
+    """How often native code ran each collective in this process: {"all_reduce": 8}, for example.
+
+    Counts as native_regimes does: a call of 8 devices counts 8; what went to jax.lax does not.
+    """
     counts: dict[str, int] = {}
     for (op, _), n in native_regimes().items():
         counts[op] = counts.get(op, 0) + n

@@ -29,7 +29,23 @@ def psum(
     backend: str | None = None,
     policy: Policy | str | None = None,
 ) -> PyTree:
-    """jax.lax.psum: the sum over ranks, of all_reduce; booleans are counted."""
+    """jax.lax.psum: the sum over ranks, of all_reduce; booleans are counted.
+
+    Args:
+      x: array, scalar or pytree of them. Python numbers and arrays that are no tracers are the same
+        on all ranks, so nothing is sent for them.
+      axis_name: bound mesh axis, or a tuple of them; a number is an axis of the arrays themselves.
+      axis_index_groups: groups of indices of the axis that reduce among themselves.
+      backend: "auto", "purlin" or "lax"; None takes the context or PURLIN_BACKEND.
+      policy: a Policy or the name of a regime; None takes the context or PURLIN_POLICY.
+
+    Returns:
+      A pytree like `x`, the same on all ranks; invariant over the axis under check_vma.
+
+    Raises:
+      NameError: the axis is not bound by a jax.shard_map around the call.
+      TypeError: a dtype of fewer than 4 bits.
+    """
     return _reduce("psum", "sum", x, axis_name, axis_index_groups, backend, policy)
 
 
@@ -41,7 +57,11 @@ def pmax(
     backend: str | None = None,
     policy: Policy | str | None = None,
 ) -> PyTree:
-    """jax.lax.pmax: the largest over ranks; NaN where any rank has one."""
+    """jax.lax.pmax: the largest over ranks; NaN where any rank has one.
+
+    Arguments, results and errors are those of psum; complex numbers have no order (TypeError), and
+    there is no derivative (NotImplementedError).
+    """
     return _reduce("pmax", "max", x, axis_name, axis_index_groups, backend, policy)
 
 
@@ -53,7 +73,7 @@ def pmin(
     backend: str | None = None,
     policy: Policy | str | None = None,
 ) -> PyTree:
-    """jax.lax.pmin: the smallest over ranks; NaN where any rank has one."""
+    """jax.lax.pmin: the smallest over ranks; NaN where any rank has one. See pmax."""
     return _reduce("pmin", "min", x, axis_name, axis_index_groups, backend, policy)
 
 
@@ -65,7 +85,7 @@ def pmean(
     backend: str | None = None,
     policy: Policy | str | None = None,
 ) -> PyTree:
-    """jax.lax.pmean: the sum over ranks, divided by their number."""
+    """jax.lax.pmean: the sum over ranks, divided by their number. See psum."""
     total = _reduce("pmean", "sum", x, axis_name, axis_index_groups, backend, policy)
     count = jax.lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda v: v / count, total)
@@ -81,7 +101,10 @@ def psum_scatter(
     backend: str | None = None,
     policy: Policy | str | None = None,
 ) -> PyTree:
-    """jax.lax.psum_scatter: reduce_scatter with a sum."""
+    """jax.lax.psum_scatter: reduce_scatter with a sum; booleans are counted.
+
+    Arguments, results and errors are those of reduce_scatter.
+    """
     with calling("psum_scatter"):
         return reduce_scatter(
             jax.tree.map(_count_booleans, x),
