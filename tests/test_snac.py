@@ -1,4 +1,4 @@
-"""C++ under real threads, right and without a race that ThreadSanitizer sees: protocol and link."""
+"""C++ without JAX: protocol and link under real threads and ThreadSanitizer; reductions."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     beside = Path(sys.executable).with_name("cmake")
     cmake = beside if beside.exists() else shutil.which("cmake")
     assert cmake is not None, "install cmake"
+    targets = {"plain": ("snac_stress", "link_test", "any_folds")}
+    targets["tsan"] = ("snac_stress", "link_test")  # any_folds has one thread
     folders = {}
     for kind, flags in FLAGS.items():
         build = tmp_path_factory.mktemp(f"snac_{kind}")
@@ -46,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "-DCMAKE_BUILD_TYPE=None",
         ]
         _run(cmake, "-S", ROOT, "-B", build, *options, f"-DCMAKE_CXX_FLAGS={flags}")
-        _run(cmake, "--build", build, "--target", "snac_stress", "link_test", "--parallel", "2")
+        _run(cmake, "--build", build, "--target", *targets[kind], "--parallel", "2")
         folders[kind] = build
     return folders
 
@@ -95,6 +97,11 @@ def test_link(built: dict[str, Path], kind: str, messages: int) -> None:
     out = _run(built[kind] / "link_test", str(messages), TSAN_OPTIONS="halt_on_error=1")
     assert "all right" in out
     assert "WARNING: ThreadSanitizer" not in out
+
+
+def test_reductions_that_kernels_share(built: dict[str, Path]) -> None:
+    """As the host compiles them, since only a GPU could run the kernels."""
+    assert "107 reductions, 10486 cases, 0 differ" in _run(built["plain"] / "any_folds")
 
 
 def test_wrong_arguments(built: dict[str, Path]) -> None:

@@ -35,14 +35,15 @@ __device__ bool with_fold(int fold, Use use) {
 }
 
 // The values of one place, of every rank: as many items as fit, zeros behind them.
-struct alignas(16) Slots {
+inline constexpr int kSlotBytes = 16;
+struct alignas(kSlotBytes) Slots {
   uint64_t of[kMaxRanks][2];
 };
 
 // Folds the slots of `world` ranks into the first of them. Rolled, since there are many of these.
 template <class T, class Acc, class Op>
 __device__ __noinline__ void fold_slots(Slots& slots, int world) {
-  constexpr int kItems = static_cast<int>(sizeof(slots.of[0]) / sizeof(T));
+  constexpr int kItems = kSlotBytes / static_cast<int>(sizeof(T));
   const auto item = [&](int q, int k) { return reinterpret_cast<T*>(slots.of[q]) + k; };
 #pragma unroll 1
   for (int k = 0; k < kItems; ++k) {
@@ -169,9 +170,20 @@ struct AnyReduce {
                                                 const Operand& operand, const char* const* from,
                                                 Range part) {
     const Plan& plan = operand.plan;
+    if (plan.contiguous() && folds_in_pairs(call.fold, call.world)) {
+      const Range whole = {part.begin, part.end / 16 * 16};
+      if (whole.begin < whole.end && slot_bytes(call, plan, operand.dst, from, whole) == 16) {
+        pull_runs(thread, threads, call, operand.dst, from, whole);
+        part.begin = whole.end;
+      }
+    }
+    pull_slots(thread, threads, call, operand, from, part);
+  }
+
+  __device__ static void pull_slots(int thread, int threads, const Call<Pair>& call,
+                                    const Operand& operand, const char* const* from, Range part) {
+    const Plan& plan = operand.plan;
     const int bytes = slot_bytes(call, plan, operand.dst, from, part);
-    if (plan.contiguous() && bytes == 16 && folds_in_pairs(call.fold, call.world))
-      return pull_runs(thread, threads, call, operand.dst, from, part);
     int64_t at = part.begin + thread * bytes;
     if (at >= part.end) return;
     Cursor cursor(plan, at, threads * bytes);

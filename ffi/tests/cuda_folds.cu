@@ -2,8 +2,7 @@
 //
 //   cuda_folds ITEMS
 //
-// The host's folds are proved against numpy in Python. A NaN is any NaN: processors differ in
-// which.
+// The host's folds are proved against numpy in Python.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include "atom/generic.cuh"
 #include "snac/any_reduce.cuh"
 #include "snac/host_reduce.h"
+#include "tests/same_values.h"
 
 namespace purlin {
 namespace {
@@ -27,30 +27,6 @@ void check(cudaError_t error) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "%s\n", cudaGetErrorString(error));
   std::exit(1);
-}
-
-template <class T>
-bool is_nan(T x) {
-  const auto wide = widen(x);
-  using Wide = std::remove_cv_t<decltype(wide)>;
-  if constexpr (kIsComplex<Wide>)
-    return wide.re != wide.re || wide.im != wide.im;
-  else if constexpr (kIsBool<Wide>)
-    return false;
-  else
-    return wide != wide;
-}
-
-template <class T>
-int64_t differing(const char* ours, const char* theirs, int64_t items) {
-  int64_t wrong = 0;
-  for (int64_t i = 0; i < items; ++i) {
-    T a, b;
-    std::memcpy(&a, ours + i * sizeof(T), sizeof(T));
-    std::memcpy(&b, theirs + i * sizeof(T), sizeof(T));
-    wrong += std::memcmp(&a, &b, sizeof(T)) != 0 && !(is_nan(a) && is_nan(b));
-  }
-  return wrong;
 }
 
 struct Threads {
