@@ -13,6 +13,7 @@ from pathlib import Path
 
 # A silent fall to jax.lax would pass every parity test, so in here it is an error.
 os.environ["PURLIN_FALLBACK"] = "error"
+os.environ["PURLIN_SINGLE"] = "call"  # collectives of one rank are tested like others
 # What the caller's shell prefers must not choose what is tested.
 os.environ.pop("PURLIN_BACKEND", None)
 os.environ.pop("PURLIN_POLICY", None)

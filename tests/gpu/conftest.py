@@ -10,12 +10,6 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(autouse=True)
-def _single_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call over a single GPU is a call like others."""
-    monkeypatch.setenv("PURLIN_SINGLE", "call")
-
-
 def _gpus() -> int:
     try:
         return len(jax.devices("gpu"))
